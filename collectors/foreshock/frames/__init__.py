@@ -1,0 +1,1 @@
+"""Numbers → one record per run, step, role and rank."""
