@@ -1,0 +1,48 @@
+# Two commands set everything up: `make setup && make demo`; then `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+# A CPU build by name: a plain `torch` on Linux resolves to a CUDA build of several GB. Where pip's own sources hold no
+# CPU build, PyTorch's index of CPU builds is asked. On a machine without CPU wheels of its own: make setup TORCH=torch==2.13.0
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: setup demo test lint types docs bench lab lab-seed clean
+
+setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH) || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) $(TORCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: setup  ## a real small RL job that collapses, caught and rescued (about three minutes)
+	$(BIN)/foreshock demo --out out/demo
+
+test: setup  ## everything that runs without a GPU
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+bench: setup  ## the SDK's and the service's cost, against peers in the same run
+	$(BIN)/python -m benchmarks.sdk.observe
+	$(BIN)/python -m benchmarks.sdk.log
+	$(BIN)/python -m benchmarks.latency
+
+lab: setup  ## the figures of lab/README.md, from scratch
+	$(BIN)/python -m lab.figures --out out/lab
+
+lab-seed: setup  ## the ladder of the on-policy report, from scratch (under 20 minutes on 2 cores)
+	$(BIN)/python -m lab.roll_onpolicy.ladder --out out/lab-seed
+
+clean:
+	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
