@@ -1,0 +1,92 @@
+"""What a demo of each illness must show, and whether it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DETECTION_STEPS = 3
+"""An incident must open at most this many steps after the onset."""
+Score = Literal["final_reward", "final_validation"]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """`rule` must open; `score` is where the damage shows; a harmless illness must not lead to any command."""
+
+    rule: str
+    score: Score = "final_reward"
+    harmless: bool = False
+
+
+EXPECTATIONS: dict[str, Expectation] = {
+    "stale_parameters": Expectation("onpolicy_disagreement"),
+    "stale_scoring": Expectation("onpolicy_disagreement", harmless=True),
+    "frozen_update": Expectation("frozen_update", score="final_validation"),
+    "stale_engine": Expectation("rollout_mismatch"),
+    "frozen_engine": Expectation("rollout_mismatch", score="final_validation"),
+    "quantised_engine": Expectation("rollout_mismatch"),
+    "shifted_labels": Expectation("rollout_mismatch"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that the demo had to show."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def judge(report: dict[str, Any], mode: str) -> list[Check]:
+    """Checks a finished report (`demo.report`) against what its illness must show. Pure."""
+    wanted = EXPECTATIONS[report["illness"]]
+    checks = [_quiet_when_healthy(report)]
+    for name in ("untreated", "treated"):
+        checks.append(_detected(report, name, wanted))
+    if wanted.harmless:
+        checks.append(_left_alone(report))
+    elif mode == "auto":
+        checks.append(_commanded(report))
+        checks.append(_rescued(report, wanted))
+    return checks
+
+
+def _quiet_when_healthy(report: dict[str, Any]) -> Check:
+    criticals = [i for i in report["incidents"] if i["run"] == "healthy" and i["severity"] == "critical"]
+    detail = ", ".join(f"{i['rule']} at step {i['opened_step']}" for i in criticals) or "no critical incident"
+    return Check("the healthy run is left in peace", not criticals, detail)
+
+
+def _detected(report: dict[str, Any], run: str, wanted: Expectation) -> Check:
+    onset = report["onset_step"]
+    steps = [
+        i["opened_step"]
+        for i in report["incidents"]
+        if i["run"] == run and i["rule"] == wanted.rule and i["opened_step"] is not None
+    ]
+    first = min((s for s in steps if s >= onset), default=None)
+    broke = report[run].get("reward_broke_step")
+    in_time = first is not None and first <= onset + DETECTION_STEPS
+    before = first is not None and (broke is None or first < broke)
+    detail = f"{wanted.rule} at step {first}, onset {onset}, reward broke at {broke}"
+    return Check(f"{run}: seen in time", in_time and before, detail)
+
+
+def _commanded(report: dict[str, Any]) -> Check:
+    done = [c for c in report["commands"] if c["run"] == "treated" and c["state"] == "done"]
+    detail = ", ".join(f"{c['kind']} done at step {c['done_step']}" for c in done) or "no command was carried out"
+    return Check("treated: a command was carried out", bool(done), detail)
+
+
+def _left_alone(report: dict[str, Any]) -> Check:
+    issued = [c["kind"] for c in report["commands"] if c["run"] == "treated" and c["state"] != "proposed"]
+    return Check("treated: harmless, so nothing was commanded", not issued, ", ".join(issued) or "no command")
+
+
+def _rescued(report: dict[str, Any], wanted: Expectation) -> Check:
+    healthy, ill, treated = (report[r][wanted.score] for r in ("healthy", "untreated", "treated"))
+    half_way = ill + 0.5 * (healthy - ill)
+    detail = f"{wanted.score}: healthy {healthy:.2f}, untreated {ill:.2f}, treated {treated:.2f}"
+    return Check("treated: at least half-way back", treated >= half_way and treated > ill, detail)
