@@ -1,0 +1,117 @@
+"""Commands, really carried out: each by a method that a healthy trainer has.
+
+Handlers run at a step boundary, on the trainer's own thread, inside `monitor.end_step`. What one returns is the
+acknowledgement's detail; what it raises makes the command `failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import checkpoints
+from .monitoring import Command, Monitor
+
+if TYPE_CHECKING:
+    from .train import Job
+
+Arguments = Mapping[str, Any]
+Detail = dict[str, Any]
+
+
+class Control:
+    """The commands of one job. `carried_out` keeps, in order, what was asked, at which step, and what came of it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.carried_out: list[dict[str, Any]] = []
+        self._actions: dict[str, Callable[[Arguments], Detail]] = {
+            "enable_is_correction": lambda _: self._correction(True),
+            "disable_is_correction": lambda _: self._correction(False),
+            "rollback": self._rollback,
+            "resync_trainer": lambda _: {"trainer": self._job.trainer.resync_trainer()},
+            "resync_engine": lambda _: {"engine": self._job.trainer.resync_engine()},
+            "scale_lr": self._scale_lr,
+            "skip_update": self._skip_update,
+            "pause": lambda _: self._pause(True),
+            "resume": lambda _: self._pause(False),
+            "stop": self._stop,
+            "checkpoint_now": self._checkpoint_now,
+        }
+
+    @property
+    def kinds(self) -> list[str]:
+        """The capabilities: what the job can carry out."""
+        return list(self._actions)
+
+    def bind(self, monitor: Monitor) -> None:
+        """Registers a handler for each kind."""
+        for kind in self._actions:
+            monitor.on(kind, self.carry_out)
+
+    def carry_out(self, command: Command) -> Detail:
+        """Does what is asked and returns the detail. Raises what the action raises, having kept it."""
+        entry: dict[str, Any] = {"kind": command.kind, "step": self._job.step, "attempt": self._job.attempt}
+        self.carried_out.append(entry)
+        try:
+            entry["detail"] = self._actions[command.kind](command.arguments)
+        except Exception as error:
+            entry["error"] = str(error)
+            raise
+        detail: Detail = entry["detail"]
+        return detail
+
+    def _correction(self, on: bool) -> Detail:
+        """Truncated importance sampling, per token: the loss times min(e^(old − rollout), cap)."""
+        self._job.trainer.is_correction = on
+        return {"is_correction": on}
+
+    def _rollback(self, arguments: Arguments) -> Detail:
+        """Weights, optimizer, schedule, random state, data position; past the offending batches; both re-syncs.
+
+        No rollout is in flight in a synchronous loop. An engine that cannot hold the trainer's weights does not undo
+        the rollback: the detail says so.
+        """
+        trainer = self._job.trainer
+        position = trainer.data_position
+        step = checkpoints.restore(trainer, Path(arguments["checkpoint"]))
+        skip_until = arguments.get("skip_until_step")
+        if skip_until is not None:
+            trainer.data_position = max(trainer.data_position, trainer.data_position + int(skip_until) - step)
+        else:
+            trainer.data_position = max(trainer.data_position, position)
+        detail: Detail = {"step": step, "data_position": trainer.data_position, "trainer": trainer.resync_trainer()}
+        try:
+            detail["engine"] = trainer.resync_engine()
+        except RuntimeError as error:
+            detail["engine_differs"] = str(error)
+        self._job.rolled_back_to(step)
+        return detail
+
+    def _scale_lr(self, arguments: Arguments) -> Detail:
+        factor = float(arguments["factor"])
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"factor must be a positive number, not {factor}")
+        self._job.trainer.schedule.factor *= factor
+        return {"lr": self._job.trainer.schedule.rate}
+
+    def _skip_update(self, arguments: Arguments) -> Detail:
+        """The next updates leave parameters, moments and schedule as they are; the passes still run and observe."""
+        steps = int(arguments.get("steps", 1))
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self._job.trainer.skips_left = steps
+        return {"steps": steps}
+
+    def _pause(self, paused: bool) -> Detail:
+        self._job.paused = paused
+        return {"paused": paused}
+
+    def _stop(self, _: Arguments) -> Detail:
+        self._job.stopping = True
+        self._job.paused = False
+        return {"last_step": self._job.step}
+
+    def _checkpoint_now(self, _: Arguments) -> Detail:
+        return {"checkpoint": str(self._job.save_checkpoint()), "step": self._job.step}
