@@ -1,0 +1,164 @@
+"""What both reduction paths (`host`, `device`) hand over, and how it becomes a record. numpy only.
+
+The joint is a table [S, K] of float64 sums, one row a sequence, one column a name of `COLUMNS`, beside a few totals that need
+no row. Everything non-linear (means of ratios, correlations, weights of whole sequences) waits until the rows are complete.
+
+Legend: S sequences, K columns, D dense sketch buckets, W worst tokens. p = e^b, e = e^a − e^b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from foreshock.stats import sketch
+from foreshock.stats.moments import centre, fsum, pool
+from foreshock.stats.record import DECILES, EvidenceToken, PairRecord
+
+Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+COLUMNS: Final = (
+    "masked", "n", "b", "d", "bb", "bd", "dd", "ddd", "dddd", "abs", "k3", "w", "ww", "p", "e", "pp", "pe", "ee", "eabs",
+    "pivot",
+)  # fmt: skip
+"""Sums over a sequence's tokens. `b`, `bb`, `bd` are of b − pivot; `pivot` itself is no sum."""
+COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
+TOTALS: Final = (
+    "nonfinite",
+    "sentinels",
+    "overflow",
+    "zeros",
+    "positives",
+    "tail",
+    "clip_tokens",
+    "clip_low",
+    "clip_high",
+)
+
+# Engines' marks for "no log-prob here": −9999, and −3.4e38 in its several roundings.
+SENTINEL: Final = -9999.0
+SENTINEL_FLOOR: Final = -3.3e38
+OVERFLOW_DELTA: Final = 88.722839
+"""ln of the largest float32: beyond it the host's own e^δ is infinite."""
+LN2: Final = 0.6931471805599453
+
+
+@dataclass(slots=True)
+class Reduction:
+    """One or more `observe` calls, reduced. Tables with δ-sums per sequence; `sequences` None where they are not to be counted."""
+
+    tables: list[Array] = field(default_factory=list)
+    """rows for the token statistics, [S, K] each"""
+    sequences: list[Array] = field(default_factory=list)
+    """rows for the sequence statistics, complete over whatever holds the rest of them"""
+    split: int = 0
+    unplaced: int = 0
+    totals: IntArray = field(default_factory=lambda: np.zeros(len(TOTALS), dtype=np.int64))
+    extremes: list[float] = field(default_factory=lambda: [np.inf, -np.inf, 0.0])
+    deciles: Array = field(default_factory=lambda: np.zeros((2, DECILES)))
+    """tokens and Σ|δ| per decile"""
+    first: Array = field(default_factory=lambda: np.zeros(2))
+    """count and Σ|δ| of first tokens"""
+    dense_D: IntArray = field(default_factory=lambda: np.zeros(sketch.DENSE_BUCKETS, dtype=np.int64))
+    worst_ids: list[IntArray] = field(default_factory=list)
+    """[W, 3] sequence, position, token id"""
+    worst_logps: list[Array] = field(default_factory=list)
+    """[W, 2] a, b; rows with a = b are padding"""
+
+
+def to_record(reduction: Reduction) -> PairRecord:
+    """The mergeable record of what has been reduced."""
+    with np.errstate(all="ignore"):
+        return _to_record(reduction)
+
+
+def _to_record(r: Reduction) -> PairRecord:
+    rows = np.concatenate(r.tables) if r.tables else np.zeros((0, len(COLUMNS)))
+    record = PairRecord(
+        masked=int(rows[:, COLUMN["masked"]].sum()),
+        tokens=int(rows[:, COLUMN["n"]].sum()),
+        split=r.split,
+        unplaced=r.unplaced,
+    )
+    for name, count in zip(TOTALS, r.totals.tolist(), strict=True):
+        setattr(record, name, count)
+    if not record.tokens:
+        return record
+    c = _columns(rows)
+    logp_S7 = _logp_moments(c)
+    record.logp = pool(c["n"], logp_S7)
+    record.prob = pool(c["n"], centre(c["n"], c["p"], c["e"], {"xx": c["pp"], "xy": c["pe"], "yy": c["ee"]}))
+    record.sums = [fsum(c[name]) for name in ("abs", "k3", "w", "ww", "eabs")]
+    record.extremes = [float(value) for value in r.extremes]
+    record.abs_sketch = sketch.pack(sketch.keep(r.dense_D))
+    if not r.unplaced:
+        record.decile_tokens = [int(count) for count in r.deciles[0]]
+        record.decile_abs = r.deciles[1].tolist()
+        record.first_tokens, record.first_abs = int(r.first[0]), float(r.first[1])
+    if r.sequences and not r.split:
+        _add_sequences(record, _columns(np.concatenate(r.sequences)))
+    record.set_evidence(_evidence(r))
+    return record
+
+
+def uncentred(table_SK: Array) -> Array:
+    """The table with b about 0 and pivot 0, so that tables of several ranks add up."""
+    plain = table_SK.copy()
+    n, b, bb, bd, d, pivot = (table_SK[:, COLUMN[name]] for name in ("n", "b", "bb", "bd", "d", "pivot"))
+    plain[:, COLUMN["b"]] = b + n * pivot
+    plain[:, COLUMN["bb"]] = bb + 2 * pivot * b + n * pivot**2
+    plain[:, COLUMN["bd"]] = bd + pivot * d
+    plain[:, COLUMN["pivot"]] = 0.0
+    return plain
+
+
+def _columns(rows_SK: Array) -> dict[str, Array]:
+    kept = rows_SK[rows_SK[:, COLUMN["n"]] > 0]
+    return dict(zip(COLUMNS, kept.T, strict=True))
+
+
+def _logp_moments(c: dict[str, Array]) -> Array:
+    raw = {"xx": c["bb"], "xy": c["bd"], "yy": c["dd"], "yyy": c["ddd"], "yyyy": c["dddd"]}
+    moments_S7 = centre(c["n"], c["b"], c["d"], raw)
+    moments_S7[:, 0] += c["pivot"]
+    return moments_S7
+
+
+def _add_sequences(record: PairRecord, c: dict[str, Array]) -> None:
+    n = c["n"]
+    record.sequences = len(n)
+    if not record.sequences:
+        return
+    record.seq_zeros = int(np.count_nonzero(c["abs"] == 0))
+    abs_mean = c["abs"] / n
+    means = (c["d"] / n, 0.5 * c["dd"] / n, c["k3"] / n, abs_mean)
+    record.seq_sums = [*(fsum(values) for values in means), float(abs_mean.max())]
+    top = float(c["d"].max())
+    weights = np.exp(c["d"] - top)
+    record.seq_weights = [top, fsum(weights), fsum(weights * weights)]
+    record.seq_abs_sketch = sketch.pack(sketch.of_values(abs_mean))
+    record.seq_corr_sketch = sketch.pack(sketch.of_values(1.0 - _correlations(c)))
+
+
+def _correlations(c: dict[str, Array]) -> Array:
+    """Pearson of a and b within each sequence, where both vary by more than a float32 can tell."""
+    moments = _logp_moments(c)
+    mean_b, mean_d, bb, bd, dd = moments[:, :5].T
+    aa = bb + 2 * bd + dd
+    floor = 4e-15 * c["n"]
+    varies = (bb > floor * mean_b**2) & (aa > floor * (mean_b + mean_d) ** 2)
+    r: Array = (bb[varies] + bd[varies]) / np.sqrt(bb[varies] * aa[varies])
+    return np.clip(r[np.isfinite(r)], -1.0, 1.0)
+
+
+def _evidence(r: Reduction) -> list[EvidenceToken]:
+    tokens = []
+    for ids, logps in zip(r.worst_ids, r.worst_logps, strict=True):
+        for (sequence, position, token), (a, b) in zip(ids.tolist(), logps.tolist(), strict=True):
+            if a != b:
+                tokens.append(EvidenceToken(int(sequence), int(position), int(token), a, b))
+    return tokens

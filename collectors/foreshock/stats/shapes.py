@@ -1,0 +1,124 @@
+"""What `observe` was handed, checked by metadata alone: shapes, dtypes, devices; never a value, which would synchronise.
+
+Legend: S sequences, T positions, N packed tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from foreshock.stats.layout import SENTINEL
+
+SequenceSums = Callable[[torch.Tensor], torch.Tensor]
+Ids = Sequence[int] | torch.Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """One call's tensors, detached and on one device: padded [S, T], or packed [N] with `cu_seqlens` [S + 1]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    mask: torch.Tensor | None
+    """bool, or None where every token counts"""
+    cu_seqlens: torch.Tensor | None
+    seq_ids: Ids | None
+    token_ids: torch.Tensor | None
+    positions: torch.Tensor | None
+    clip_range: tuple[float, float] | None
+    """bounds of δ: the logarithms of the host's bounds of e^δ"""
+    lengths: torch.Tensor | None
+    """sampled tokens of each whole response [S], where rows are pieces of it"""
+    placed: bool
+    """whether each token's position within its response is known"""
+
+    @property
+    def sequences(self) -> int:
+        return self.a.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+
+def batch_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    clip_range: tuple[float, float] | None,
+    seq_ids: Ids | None,
+    cu_seqlens: Ids | None,
+    token_ids: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    lengths: Ids | None,
+    pieces: bool,
+) -> Batch:
+    """The batch, or ValueError naming the tensor whose shape or dtype does not fit. Costs no look at any value.
+
+    `pieces`: rows are parts of sequences, whose positions are known only from `positions` and `lengths` together.
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must hold floating-point log-probs, got {tensor.dtype}")
+        if tensor.shape != a.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, a has {tuple(a.shape)}")
+    for name, extra in (("mask", mask), ("token_ids", token_ids), ("positions", positions)):
+        if extra is not None and extra.shape != a.shape:
+            raise ValueError(f"{name} has shape {tuple(extra.shape)}, a has {tuple(a.shape)}")
+    edges = None if cu_seqlens is None else _edges(cu_seqlens, a)
+    if edges is None and a.dim() != 2:
+        raise ValueError(f"a must be [sequences, positions], or packed with cu_seqlens; got {tuple(a.shape)}")
+    sequences = a.shape[0] if edges is None else edges.shape[0] - 1
+    if seq_ids is not None and len(seq_ids) != sequences:
+        raise ValueError(f"{len(seq_ids)} seq_ids for {sequences} sequences")
+    if lengths is not None and len(lengths) != sequences:
+        raise ValueError(f"{len(lengths)} lengths for {sequences} sequences")
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        if tensor.device != a.device:
+            tensor = tensor.to(a.device, non_blocking=True)
+        return tensor if edges is None else tensor.reshape(-1)
+
+    keep = None
+    if mask is not None:
+        keep = placed(mask)
+        keep = keep if keep.dtype == torch.bool else keep != 0
+    return Batch(
+        a=placed(a),
+        b=placed(b),
+        mask=keep,
+        cu_seqlens=edges,
+        seq_ids=seq_ids,
+        token_ids=None if token_ids is None else placed(token_ids),
+        positions=None if positions is None else placed(positions),
+        clip_range=_log_range(clip_range),
+        lengths=None if lengths is None else torch.as_tensor(lengths).to(a.device, torch.int64, non_blocking=True),
+        placed=not pieces or (positions is not None and lengths is not None),
+    )
+
+
+def _edges(cu_seqlens: Ids, a: torch.Tensor) -> torch.Tensor:
+    if a.dim() not in (1, 2) or (a.dim() == 2 and a.shape[0] != 1):
+        raise ValueError(f"packed rows are [tokens] or [1, tokens], got {tuple(a.shape)}")
+    edges = cu_seqlens.detach() if isinstance(cu_seqlens, torch.Tensor) else torch.tensor(list(cu_seqlens))
+    if edges.dim() != 1 or edges.shape[0] < 2 or edges.is_floating_point():
+        raise ValueError(f"cu_seqlens must be [sequences + 1] integers, got {tuple(edges.shape)} {edges.dtype}")
+    return edges.to(device=a.device, dtype=torch.int64, non_blocking=True)
+
+
+def _log_range(clip_range: tuple[float, float] | None) -> tuple[float, float] | None:
+    if clip_range is None:
+        return None
+    low, high = clip_range
+    if not 0.0 <= low <= 1.0 <= high:
+        raise ValueError(f"clip_range bounds the ratio e^δ, so 0 ≤ low ≤ 1 ≤ high; got {clip_range}")
+    return (math.log(low) if low > 0 else -math.inf, math.log(high) if math.isfinite(high) else math.inf)
+
+
+@cache
+def sentinel_of(dtype: torch.dtype) -> float:
+    """−9999 as that dtype rounds it (−9984 in bfloat16)."""
+    return float(torch.tensor(SENTINEL, dtype=dtype))
