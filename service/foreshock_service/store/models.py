@@ -3,11 +3,16 @@
 Two levels: `frames`, one blob a frame, partitioned by day on PostgreSQL, kept for days; `points`, merged per completed
 step, kept until the run is deleted. `frames`, `steps` and `points` are written with Core statements in groups; the rest
 is small. The same metadata is migrated by alembic on SQLite and PostgreSQL.
+
+JSON columns spell non-finite numbers as "nan", "inf", "-inf" (`store.types.dump_json`), since JSONB has no others.
+A client is keyed by (run, client id): one process may serve two runs one after the other. A frame's key is
+(run, attempt, step, role, rank, client, sequence), with `received_at` behind it because PostgreSQL wants the partition
+key in every unique index.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -22,9 +27,12 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from foreshock_service.store.types import PackedFloats
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -40,13 +48,15 @@ BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {float: Float(53), dict[str, Any]: Json, list[Any]: Json}
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Float(53), dict[str, Any]: Json, list[Any]: Json}
 
 
 class Run(Base):
     """One training job, `project/name`."""
 
     __tablename__ = "runs"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+    # Without AUTOINCREMENT SQLite hands a deleted run's id to the next one, which would inherit its frames.
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     name: Mapped[str] = mapped_column(String(257), unique=True)
@@ -60,6 +70,8 @@ class Run(Base):
     """healthy · warning · critical · unknown: derived from open incidents at each evaluation."""
     mode: Mapped[str | None] = mapped_column(String(16))
     """observe · approve · auto; None until the first envelope or an operator says."""
+    mode_by: Mapped[str | None] = mapped_column(String(128))
+    """Who said so: `client` (the host's own configuration, which a later launch may change) or a person, who stays."""
     capabilities: Mapped[list[Any]] = mapped_column(default=list)
     settings: Mapped[dict[str, Any]] = mapped_column(default=dict)
     config: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -69,6 +81,8 @@ class Run(Base):
     attempt: Mapped[int] = mapped_column(default=0)
     """Ordinal of the current attempt; 0 before the first frame."""
     last_step: Mapped[int | None] = mapped_column(BigInteger)
+    median_step_s: Mapped[float | None]
+    """Median seconds between the last evaluated steps, by event time; sets the watermark of the next ones."""
     controller_client: Mapped[str | None] = mapped_column(String(32))
     controller_until: Mapped[float | None]
     budget: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -90,47 +104,47 @@ class Attempt(Base):
     ended_at: Mapped[float | None]
     reason: Mapped[str] = mapped_column(String(64), default="launch")
     first_step: Mapped[int | None] = mapped_column(BigInteger)
+    expected_ranks: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """role → world size, as the envelopes of this attempt last said; empty: the ranks seen in the last three steps."""
 
 
 class Client(Base):
-    """One process that posts. `last_sequence` advances by conditional update in the transaction that stores the items."""
+    """One process that posts. `last_sequence` advances in the transaction that stores the items, and only upwards."""
 
     __tablename__ = "clients"
 
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
     launch: Mapped[str] = mapped_column(String(128))
     role: Mapped[str] = mapped_column(String(16))
     rank: Mapped[int]
     last_sequence: Mapped[int] = mapped_column(BigInteger, default=0)
     losses: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    expected_ranks: Mapped[dict[str, Any]] = mapped_column(default=dict)
     sdk: Mapped[str] = mapped_column(String(64), default="")
     first_seen_at: Mapped[float]
     last_seen_at: Mapped[float]
     last_step: Mapped[int | None] = mapped_column(BigInteger)
     last_attempt: Mapped[int] = mapped_column(default=0)
+    finished_at: Mapped[float | None]
+    """When it said goodbye: a finished client is not a silent one."""
 
 
 class FrameRow(Base):
     """One frame as it came (msgpack of `foreshock.wire.Frame`). Day partitions by `received_at` on PostgreSQL."""
 
     __tablename__ = "frames"
-    __table_args__ = (
-        Index("ix_frames_run_id_attempt_step", "run_id", "attempt", "step"),
-        {"postgresql_partition_by": "RANGE (received_at)"},
-    )
+    __table_args__ = ({"postgresql_partition_by": "RANGE (received_at)"},)
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    run_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """No foreign key: a deleted run's frames go with it (`store.runs.delete`) or with their day."""
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    sequence: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     received_at: Mapped[float] = mapped_column(primary_key=True)
     event_at: Mapped[float]
-    run_id: Mapped[int] = mapped_column(BigInteger)
-    attempt: Mapped[int]
-    step: Mapped[int] = mapped_column(BigInteger)
-    role: Mapped[str] = mapped_column(String(16))
-    rank: Mapped[int]
-    client_id: Mapped[str] = mapped_column(String(32))
-    sequence: Mapped[int] = mapped_column(BigInteger)
     flags: Mapped[int] = mapped_column(default=0)
     """Bit set of `store.flags`."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
@@ -141,12 +155,18 @@ class Step(Base):
 
     __tablename__ = "steps"
     __table_args__ = (
-        Index("ix_steps_due", "run_id", "due_at", postgresql_where="evaluated_at IS NULL", sqlite_where="evaluated_at IS NULL"),
+        Index(
+            "ix_steps_due",
+            "due_at",
+            "run_id",
+            postgresql_where=text("evaluated_at IS NULL"),
+            sqlite_where=text("evaluated_at IS NULL"),
+        ),
     )
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
-    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     first_at: Mapped[float]
     event_at: Mapped[float]
     due_at: Mapped[float]
@@ -164,7 +184,7 @@ class SignalName(Base):
     __table_args__ = (UniqueConstraint("run_id", "name"),)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """From 1, as PostgreSQL's arrays count."""
     name: Mapped[str] = mapped_column(String(128))
 
@@ -182,7 +202,11 @@ class EvaluationState(Base):
     pack_hash: Mapped[str] = mapped_column(String(64), default="")
     attempt: Mapped[int] = mapped_column(default=0)
     step: Mapped[int | None] = mapped_column(BigInteger)
+    segment: Mapped[int] = mapped_column(default=0)
+    settings: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """The run's settings as of `step` (`runs.settings` holds the newest)."""
     evaluated_at: Mapped[float | None]
+    ticked_at: Mapped[float | None]
     state: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
@@ -190,7 +214,10 @@ class Notice(Base):
     """What clients noticed: launches, checkpoints, weight syncs, flushes, ends."""
 
     __tablename__ = "notices"
-    __table_args__ = (Index("ix_notices_run_id_id", "run_id", "id"),)
+    __table_args__ = (
+        Index("ix_notices_run_id_id", "run_id", "id"),
+        Index("ix_notices_fresh", "run_id", postgresql_where=text("NOT consumed"), sqlite_where=text("NOT consumed")),
+    )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
@@ -202,6 +229,8 @@ class Notice(Base):
     rank: Mapped[int]
     client_id: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
+    consumed: Mapped[bool] = mapped_column(Boolean, default=False)
+    """True once the rules saw it, with the first step evaluated at or after its own."""
 
 
 class Incident(Base):
@@ -238,7 +267,10 @@ class Checkpoint(Base):
     """candidate → healthy → quarantined."""
 
     __tablename__ = "checkpoints"
-    __table_args__ = (UniqueConstraint("run_id", "attempt", "step", "path_hash"), Index("ix_checkpoints_run_id_status", "run_id", "status"))
+    __table_args__ = (
+        UniqueConstraint("run_id", "attempt", "step", "path_hash"),
+        Index("ix_checkpoints_run_id_status", "run_id", "status"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
@@ -267,7 +299,7 @@ class CommandRow(Base):
     reason: Mapped[str] = mapped_column(Text, default="")
     incident_id: Mapped[str | None] = mapped_column(String(32))
     evidence_key: Mapped[str | None] = mapped_column(String(128))
-    """Same evidence, same key: the same command is never issued twice on it, by whichever replica. NULL: asked by a person."""
+    """Same evidence, same key: the same command is never issued twice on it, by whichever replica. NULL: a person's."""
     requested_by: Mapped[str] = mapped_column(String(128), default="policy")
     decided_by: Mapped[str | None] = mapped_column(String(128))
     created_at: Mapped[float]
@@ -375,10 +407,11 @@ class Point(Base):
     __tablename__ = "points"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
-    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     at: Mapped[float]
-    values: Mapped[list[Any]]  # PackedFloats: float8[] on PostgreSQL, msgpack on SQLite (store/types.py)
+    values: Mapped[list[Any]] = mapped_column(PackedFloats)
+    """float8[] on PostgreSQL, packed float64 on SQLite (`store.types`): read one signal with `store.types.value_at`."""
     missing: Mapped[dict[str, Any]] = mapped_column(default=dict)
     worst: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """signal → [value, rank]"""

@@ -1,0 +1,182 @@
+"""The database behind one object: `Store.read()` and `Store.write()` hand out sessions in a transaction.
+
+SQLite: WAL, `synchronous=FULL` (a commit is on disk when it returns, also through a power cut; group commit pays for
+it), foreign keys on, one process at a time (a file lock beside the database), one writer at a time in it (a lock in
+memory: SQLite's own busy handler polls, which costs up to 100 ms). PostgreSQL: psycopg 3, pooled; durability is the
+server's `synchronous_commit` and `fsync`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.orm import Session
+
+from foreshock_service.store.types import dump_json
+
+BUSY_TIMEOUT_MS = 10_000
+
+
+class StoreError(Exception):
+    """Base of what the store raises of its own accord."""
+
+
+class DatabaseUrlError(StoreError):
+    """The URL names no database that Foreshock runs on."""
+
+
+class StoreInUseError(StoreError):
+    """Another process holds this SQLite file."""
+
+
+def normalise_url(url: str | URL) -> URL:
+    """`sqlite:///path` or `postgresql://…` (any psycopg spelling, `postgres://` too). Raises `DatabaseUrlError`."""
+    if isinstance(url, str) and url.startswith("postgres://"):
+        url = "postgresql://" + url.removeprefix("postgres://")
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseUrlError("not a database URL: expected sqlite:///FILE or postgresql://USER@HOST/NAME") from error
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise DatabaseUrlError(f"{backend!r} is not supported: expected sqlite or postgresql")
+    if not parsed.database or parsed.database == ":memory:" or parsed.query:
+        raise DatabaseUrlError("SQLite needs a file, as sqlite:///foreshock.db: every thread must see the same data")
+    return parsed.set(drivername="sqlite+pysqlite")
+
+
+class Store:
+    """One database. `dialect` is "sqlite" or "postgresql"."""
+
+    def __init__(
+        self,
+        url: str | URL,
+        *,
+        pool_size: int = 10,
+        exclusive: bool = True,
+        synchronous: str = "FULL",
+    ) -> None:
+        """Opens the database; SQLite files (and their folders) are created, and locked unless `exclusive` is False.
+
+        Raises `DatabaseUrlError`, `StoreInUseError`. Connects lazily: an unreachable server shows at first use.
+        """
+        self.url = normalise_url(url)
+        self.dialect = self.url.get_backend_name()
+        self._write_lock = threading.Lock()
+        self._writer: int | None = None
+        self._lock_file: int | None = None
+        if self.dialect == "sqlite":
+            path = Path(str(self.url.database))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if exclusive:
+                self._lock_file = _lock(path)
+            self.engine = _sqlite_engine(self.url, pool_size, synchronous)
+        else:
+            self.engine = create_engine(
+                self.url,
+                pool_size=pool_size,
+                max_overflow=pool_size,
+                pool_pre_ping=True,
+                pool_recycle=1800,
+                json_serializer=dump_json,
+                connect_args={"connect_timeout": 10, "application_name": "foreshock"},
+            )
+        self._reader = self.engine.execution_options(foreshock_begin="DEFERRED")
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading: never waits for a writer; whatever it wrote is rolled back."""
+        with Session(self._reader, autoflush=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session in a transaction that commits at the end of the block, and rolls back on any exception.
+
+        Not to be nested in one thread: on SQLite the inner would wait for the outer for ever; it raises RuntimeError.
+        """
+        if self.dialect != "sqlite":
+            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                yield session
+            return
+        if self._writer == threading.get_ident():
+            raise RuntimeError("Store.write() inside Store.write(): pass the session on instead")
+        with self._write_lock:
+            self._writer = threading.get_ident()
+            try:
+                with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                    yield session
+            finally:
+                self._writer = None
+
+    def ping(self) -> bool:
+        """True where the database answers. Costs one round trip."""
+        try:
+            with self.read() as session:
+                session.connection().exec_driver_sql("SELECT 1")
+        except OperationalError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes the pool and gives the file lock back. The store is unusable afterwards."""
+        self.engine.dispose()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+
+def _lock(path: Path) -> int:
+    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+        os.close(handle)
+        raise StoreInUseError(
+            f"{path} is in use by process {holder or 'unknown'}: SQLite serves one process; use PostgreSQL for more"
+        ) from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
+    return handle
+
+
+def _sqlite_engine(url: URL, pool_size: int, synchronous: str) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        json_serializer=dump_json,
+        connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        # pysqlite begins transactions by itself and late: SELECT-then-UPDATE then fails with "database is locked".
+        connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            f"synchronous={synchronous}",
+            "foreign_keys=ON",
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+            "wal_autocheckpoint=2000",
+            "cache_size=-32000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        how = connection.get_execution_options().get("foreshock_begin", "IMMEDIATE")
+        connection.exec_driver_sql(f"BEGIN {how}")
+
+    return engine

@@ -1,0 +1,88 @@
+"""Frames are kept for days: partitions made ahead and dropped on PostgreSQL, rows deleted in chunks on SQLite."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from foreshock_service.store.engine import Store
+
+DAY_S = 86_400
+CHUNK = 2_000
+
+
+def partition_name(day: int) -> str:
+    """`frames_pYYYYMMDD` for the day that begins `day` days after the epoch, UTC."""
+    return f"frames_p{datetime.fromtimestamp(day * DAY_S, UTC):%Y%m%d}"
+
+
+def ensure_partitions(session: Session, now: float, *, ahead: int = 3) -> list[str]:
+    """Makes today's and the next `ahead` days' partitions where they are missing; returns the new names.
+
+    Rows that went to the default partition meanwhile are moved. Nothing to do on SQLite.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return []
+    made = []
+    for day in range(int(now // DAY_S), int(now // DAY_S) + ahead + 1):
+        name, low, high = partition_name(day), day * DAY_S, (day + 1) * DAY_S
+        if session.scalar(text("SELECT to_regclass(:name)"), {"name": name}) is not None:
+            continue
+        session.execute(text("LOCK TABLE frames IN SHARE UPDATE EXCLUSIVE MODE"))
+        if session.scalar(text("SELECT to_regclass(:name)"), {"name": name}) is not None:
+            continue
+        session.execute(text(f"CREATE TABLE {name} (LIKE frames INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"))
+        session.execute(
+            text(
+                f"WITH moved AS (DELETE FROM frames_default WHERE received_at >= {low} AND received_at < {high}"
+                f" RETURNING *) INSERT INTO {name} SELECT * FROM moved"
+            )
+        )
+        session.execute(text(f"ALTER TABLE frames ATTACH PARTITION {name} FOR VALUES FROM ({low}) TO ({high})"))
+        made.append(name)
+    return made
+
+
+def drop_old_frames(store: Store, now: float, keep_days: float) -> int:
+    """Deletes frames received more than `keep_days` before `now`; returns rows (SQLite) or partitions (PostgreSQL).
+
+    Whole days only on PostgreSQL, so that up to one day more is kept. Points, incidents and commands stay.
+    """
+    if store.dialect == "postgresql":
+        return _drop_partitions(store, now, keep_days)
+    cut = now - keep_days * DAY_S
+    total = 0
+    while True:
+        # One process inserts in order of time, so the oldest rows have the lowest rowids and no index is needed.
+        with store.write() as session:
+            deleted: int = (
+                session.connection()
+                .execute(
+                    text(
+                        "DELETE FROM frames WHERE rowid IN (SELECT rowid FROM frames ORDER BY rowid LIMIT :chunk)"
+                        " AND received_at < :cut"
+                    ),
+                    {"chunk": CHUNK, "cut": cut},
+                )
+                .rowcount
+            )
+        total += deleted
+        if deleted < CHUNK:
+            return total
+
+
+def _drop_partitions(store: Store, now: float, keep_days: float) -> int:
+    oldest = partition_name(int((now - keep_days * DAY_S) // DAY_S))
+    with store.read() as session:
+        names = session.scalars(
+            text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'frames'::regclass")
+        ).all()
+    stale = [name for name in names if name.startswith("frames_p") and name < oldest]
+    for name in stale:
+        with store.write() as session:
+            session.execute(text(f"DROP TABLE IF EXISTS {name}"))
+    with store.write() as session:
+        session.execute(text("DELETE FROM frames_default WHERE received_at < :cut"), {"cut": now - keep_days * DAY_S})
+    return len(stale)

@@ -1,0 +1,102 @@
+"""Column types and JSON spelling shared by both databases.
+
+`PackedFloats` holds one row of signal values. None (missing), NaN and both infinities each come back as they went in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import Float, LargeBinary, func, type_coerce
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+WIDTH: Final = 8
+MISSING: Final = struct.pack("<Q", 0x7FF4_4653_4D49_5353)
+"""The one NaN payload that means "missing" on SQLite; a measured NaN is written with the default payload."""
+
+
+def pack(values: Sequence[float | None]) -> bytes:
+    """Little-endian float64, 8 bytes a value; None as `MISSING`. O(n), about 0.1 µs a value."""
+    return b"".join(MISSING if v is None else struct.pack("<d", math.nan if v != v else v) for v in values)  # noqa: PLR0124
+
+
+def unpack(packed: bytes) -> list[float | None]:
+    """The inverse of `pack`. Raises ValueError where the length is not a multiple of 8."""
+    if len(packed) % WIDTH:
+        raise ValueError(f"packed floats of {len(packed)} bytes: not a multiple of {WIDTH}")
+    return [unpack_one(packed[i : i + WIDTH]) for i in range(0, len(packed), WIDTH)]
+
+
+def unpack_one(packed: bytes) -> float | None:
+    """One value of a packed row; None where it is missing or the slice lies past the row's end."""
+    if len(packed) < WIDTH or packed == MISSING:
+        return None
+    value: float = struct.unpack("<d", packed)[0]
+    return value
+
+
+class PackedFloats(TypeDecorator[list[Any]]):
+    """list[float | None] as float8[] on PostgreSQL, packed float64 on SQLite, whose REAL would turn NaN to NULL."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(ARRAY(Float(53)))
+        return dialect.type_descriptor(LargeBinary())
+
+    def process_bind_param(self, value: Sequence[float | None] | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        if dialect.name == "postgresql":
+            return [None if v is None else float(v) for v in value]
+        return pack(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
+        if value is None or dialect.name == "postgresql":
+            return value  # type: ignore[no-any-return]
+        return unpack(value)
+
+
+def value_at(column: ColumnElement[Any], position: int, dialect: str) -> ColumnElement[Any]:
+    """SQL for one value (from 1) of a PackedFloats column, without fetching the row; read it with `read_value`."""
+    if dialect == "postgresql":
+        return type_coerce(column, ARRAY(Float(53)))[position]
+    return func.substr(column, (position - 1) * WIDTH + 1, WIDTH, type_=LargeBinary)
+
+
+def read_value(raw: Any) -> float | None:
+    """What `value_at` selected, on either database."""
+    return unpack_one(raw) if isinstance(raw, bytes) else raw
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(str(k)): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def clean(text: str) -> str:
+    """`text` without what PostgreSQL cannot store: NUL becomes U+FFFD, and so do lone surrogates."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    return text.replace("\x00", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def dump_json(value: Any) -> str:
+    """JSON in which NaN and infinities are the strings "nan", "inf", "-inf". Raises TypeError on foreign types."""
+    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
