@@ -168,8 +168,8 @@ def _clean(batch: Batch, buffers: list[torch.Tensor]) -> _Cleaned:
     if not (lowest_a > _SUSPECT and lowest_b > _SUSPECT and low > -math.inf and high < math.inf):
         good, nonfinite, sentinels = _holes(batch, a, b)
         kept = buffers[3].copy_(good)
-        torch.where(good, a, 0.0, out=a)
-        torch.where(good, b, 0.0, out=b)
+        a.masked_fill_(~good, 0.0)
+        b.masked_fill_(~good, 0.0)
         torch.sub(a, b, out=d)
         low, high = (float(v) for v in torch.aminmax(d))
         lowest_b = float(b.amin())
