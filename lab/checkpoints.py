@@ -1,5 +1,6 @@
 """Checkpoints that restore a run to the bit: weights, optimizer, schedule, random state and data position."""
 
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def restore(trainer: Trainer, path: Path) -> int:
         state = torch.load(path, weights_only=True)
         step, weights = int(state["step"]), state["weights"]
         schedule = Schedule(**state["schedule"])
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"cannot restore {path}: {error}") from error
     master = trainer.parameters.master
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in master.items()}:

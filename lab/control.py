@@ -6,12 +6,14 @@ acknowledgement's detail; what it raises makes the command `failed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import checkpoints
 from .monitoring import Command, Monitor
+from .trainer import IS_CAP
 
 if TYPE_CHECKING:
     from .train import Job
@@ -27,8 +29,8 @@ class Control:
         self._job = job
         self.carried_out: list[dict[str, Any]] = []
         self._actions: dict[str, Callable[[Arguments], Detail]] = {
-            "enable_is_correction": lambda _: self._correction(True),
-            "disable_is_correction": lambda _: self._correction(False),
+            "enable_is_correction": self._enable_correction,
+            "disable_is_correction": self._disable_correction,
             "rollback": self._rollback,
             "resync_trainer": lambda _: {"trainer": self._job.trainer.resync_trainer()},
             "resync_engine": lambda _: {"engine": self._job.trainer.resync_engine()},
@@ -62,10 +64,17 @@ class Control:
         detail: Detail = entry["detail"]
         return detail
 
-    def _correction(self, on: bool) -> Detail:
+    def _enable_correction(self, arguments: Arguments) -> Detail:
         """Truncated importance sampling, per token: the loss times min(e^(old − rollout), cap)."""
-        self._job.trainer.is_correction = on
-        return {"is_correction": on}
+        cap = float(arguments.get("cap", IS_CAP))
+        if not 0 < cap < math.inf:
+            raise ValueError(f"cap must be a positive number, not {cap}")
+        self._job.trainer.is_cap = cap
+        return {"is_correction": True, "cap": cap}
+
+    def _disable_correction(self, _: Arguments) -> Detail:
+        self._job.trainer.is_cap = None
+        return {"is_correction": False}
 
     def _rollback(self, arguments: Arguments) -> Detail:
         """Weights, optimizer, schedule, random state, data position; past the offending batches; both re-syncs.
@@ -91,7 +100,7 @@ class Control:
 
     def _scale_lr(self, arguments: Arguments) -> Detail:
         factor = float(arguments["factor"])
-        if not 0 < factor < float("inf"):
+        if not 0 < factor < math.inf:
             raise ValueError(f"factor must be a positive number, not {factor}")
         self._job.trainer.schedule.factor *= factor
         return {"lr": self._job.trainer.schedule.rate}

@@ -41,7 +41,7 @@ class Rollout:
 
 
 def checksum(weights: Weights) -> int:
-    """CRC-32 over the names and the bfloat16 bytes of all tensors: below 2³², so it travels as a float."""
+    """CRC-32 over the names and the bfloat16 bytes of all tensors: below 2³²."""
     value = 0
     for name, digest in digests(weights).items():
         value = zlib.crc32(digest.to_bytes(4, "big"), zlib.crc32(name.encode(), value))
@@ -51,7 +51,8 @@ def checksum(weights: Weights) -> int:
 def digests(weights: Weights) -> dict[str, int]:
     """CRC-32 of each tensor's bfloat16 bytes."""
     return {
-        name: zlib.crc32(w.detach().bfloat16().contiguous().view(torch.uint8).numpy()) for name, w in weights.items()
+        name: zlib.crc32(w.detach().bfloat16().contiguous().view(torch.uint8).numpy().tobytes())
+        for name, w in weights.items()
     }
 
 
@@ -135,9 +136,7 @@ class Engine:
         x = rounded(W["token"][tokens_B] + W["position"][position])
         for layer, (keys, values) in enumerate(self._cache):
             qkv = F.linear(normalised(x, W[f"{layer}.norm1"]), W[f"{layer}.qkv"])
-            q, keys[:, :, position], values[:, :, position] = (
-                rounded(qkv).view(B, 3, HEADS, WIDTH // HEADS).unbind(1)
-            )
+            q, keys[:, :, position], values[:, :, position] = rounded(qkv).view(B, 3, HEADS, WIDTH // HEADS).unbind(1)
             upto = position + 1
             a = F.scaled_dot_product_attention(q[:, :, None], keys[:, :, :upto], values[:, :, :upto])
             x = self._rest_of_layer(layer, x, a.reshape(B, WIDTH))

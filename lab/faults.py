@@ -100,8 +100,9 @@ def quantised(weight: Tensor, bits: int) -> Tensor:
     if weight.dim() < 2:
         return rounded(weight.detach())
     top = 2 ** (bits - 1) - 1
-    scale = (weight.detach().abs().max() / top).clamp_min(1e-12)
-    return torch.round(weight.detach() / scale).clamp(-top - 1, top) * scale
+    scale: Tensor = (weight.detach().abs().max() / top).clamp_min(1e-12)
+    stored: Tensor = torch.round(weight.detach() / scale).clamp(-top - 1, top) * scale
+    return stored
 
 
 UNQUANTISED = frozenset({"token", "position", "head"})

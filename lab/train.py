@@ -1,4 +1,4 @@
-"""One run of the lab: `python -m lab.train --seed 0 --illness stale_parameters --onset 25 --run lab/ill --out ill.json`.
+"""One run of the lab: `python -m lab.train --seed 0 --illness stale_parameters --run lab/ill --out ill.json`.
 
 With FORESHOCK_URL set it is watched and takes commands; without, it trains alone, bit for bit the same.
 Steps count from 1; the checkpoint of step 0 is the state before the first.
@@ -42,6 +42,7 @@ class RunConfig:
     onset: int = 25
     steps: int = 85
     run: str = "lab/run"
+    mode: str = ""
     checkpoints: str = ""
     progress: bool = False
 
@@ -170,7 +171,9 @@ def run(config: RunConfig, monitor: Monitor | None = None) -> Result:
             "framework": "lab", "seed": config.seed, "illness": config.illness, "onset": config.onset,
             "steps": config.steps, "old_source": "same_weights", "clip_range": [0.2, 0.28],
         }  # fmt: skip
-        monitor = foreshock.init(run=config.run, config=settings, capabilities=list(CAPABILITIES))
+        monitor = foreshock.init(
+            run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode or None
+        )
     return Job(config, monitor).run()
 
 
@@ -182,6 +185,7 @@ def main() -> None:
     parser.add_argument("--onset", type=int, default=25, help="first ill step")
     parser.add_argument("--steps", type=int, default=85)
     parser.add_argument("--run", default="lab/run", help="project/name under which Foreshock sees it")
+    parser.add_argument("--mode", choices=["observe", "approve", "auto"], default="", help="default: the service's")
     parser.add_argument("--checkpoints", default="", help="folder; default: a new temporary one")
     parser.add_argument("--out", help="file for the result")
     parser.add_argument("--progress", action="store_true", help="one JSON line a step on standard output")

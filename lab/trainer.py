@@ -7,6 +7,7 @@ training pass (current log-probs) → optimizer. The scoring pass takes micro-ba
 pass of 32 rows shuffled. Log-probs are observed before any clamp.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(seed + 4242)
         self.data_position = 0
         self.version = 0
-        self.is_correction = False
+        self.is_cap: float | None = None
         self.skips_left = 0
         self.sampling = Sampling()
         self.label_shift = 0
@@ -130,6 +131,7 @@ class Trainer:
         updates = self._update(batch, record, monitor, skipped)
         scalars["loss"] = sum(updates.losses) / len(updates.losses)
         scalars["grad.norm"] = sum(updates.norms) / len(updates.norms)
+        scalars["grad.nonfinite"] = float(sum(not math.isfinite(norm) for norm in updates.norms))
         scalars["update.skipped"] = float(skipped)
         self.data_position += 1
         if skipped:
@@ -158,7 +160,7 @@ class Trainer:
         labels = self._labels(rollout.tokens_BR)
         views = self.parameters.scoring_views.views(self.parameters.master)
         old, entropies = [], []
-        for rows in torch.arange(ROWS).split(SCORING_ROWS):
+        for rows in torch.split(torch.arange(ROWS), SCORING_ROWS):
             logp_RV = F.log_softmax(forward(views, ids[rows], RESPONSE_LENGTH), -1)
             old.append(logp_RV.gather(2, labels[rows][:, :, None])[:, :, 0])
             entropies.append(-(logp_RV.exp() * logp_RV).sum(-1))
@@ -185,7 +187,7 @@ class Trainer:
             leaves = {name: w.detach().requires_grad_() for name, w in views.items()}
             tokens = batch.rollout.mask_BR[mini].sum()
             loss = 0.0
-            for rows in mini.split(TRAINING_ROWS):
+            for rows in torch.split(mini, TRAINING_ROWS):
                 part = self._micro_batch(leaves, batch, rows, optimizer_step, record, monitor) / tokens
                 part.backward()  # type: ignore[no-untyped-call]
                 loss += float(part.detach())
@@ -209,9 +211,9 @@ class Trainer:
         ratio = (logp_BR - batch.old_BR[rows]).clamp(-20, 20).exp()
         advantage = batch.advantages_B[rows][:, None]
         loss_BR = -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH) * advantage)
-        if self.is_correction:
+        if self.is_cap is not None:
             weight = (batch.old_BR[rows] - batch.rollout.log_probs_BR[rows]).clamp(-20, 20).exp()
-            loss_BR = loss_BR * weight.clamp(max=IS_CAP)
+            loss_BR = loss_BR * weight.clamp(max=self.is_cap)
         return (loss_BR * batch.rollout.mask_BR[rows]).sum()
 
     def _apply(self, leaves: Weights, skipped: bool) -> float:
@@ -258,6 +260,5 @@ class Trainer:
             "staleness.mean": staleness,
             "staleness.max": staleness,
             "weights.version": float(self.version),
-            "weights.checksum": float(checksum(self.parameters.master)),
             "weights.changed_share": self.parameters.changed_share(),
         }
