@@ -43,7 +43,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """No step: time passed. Sent to rules with `wants_ticks` a few times a minute for every run that is not finished."""
+    """No step: time passed. Sent to rules with `wants_ticks` a few times a minute, for runs that are not finished."""
 
     run: str
     attempt: int
@@ -76,8 +76,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a rule says after one observation.
 
-    `firing` True opens or keeps the incident; False lets hysteresis close it. `None`: cannot be told at this observation
-    (the signal is missing): an open incident stays as it is, and nothing new opens.
+    `firing` True opens or keeps the incident; False lets hysteresis close it. `None`: cannot be told at this
+    observation (the signal is missing): an open incident stays as it is, and nothing new opens.
     """
 
     firing: bool | None
@@ -107,10 +107,10 @@ class RuleConfig(BaseModel):
 
 
 S = TypeVar("S", bound=msgspec.Struct)
-C = TypeVar("C", bound=RuleConfig, contravariant=True)
+C_contra = TypeVar("C_contra", bound=RuleConfig, contravariant=True)
 
 
-class Rule(Protocol, Generic[S, C]):
+class Rule(Protocol, Generic[S, C_contra]):
     """One illness, one file: `rules/<name>.py` exports `RULE`, and `docs/rules/<name>.md` explains it.
 
     Hysteresis, hold and cool-down are the engine's (`rules/engine.py`), the same for all; `step` says only whether this
@@ -125,8 +125,12 @@ class Rule(Protocol, Generic[S, C]):
     """The signals it reads, for docs, dashboards and the alias check."""
     wants_ticks: bool
 
-    def step(self, state: S, seen: Observation, config: C, now: float) -> tuple[S, Verdict]:
-        """Folds one observation. `now` is the service's clock in epoch seconds, given and never read."""
+    def step(self, state: S, seen: Observation, config: C_contra, now: float) -> tuple[S, Verdict]:
+        """Folds one observation. `now` is the service's clock in epoch seconds, given and never read.
+
+        `state` is never changed in place. A rule with baselines also has `bands(state, config)`:
+        signal → (low, centre, high).
+        """
         ...
 
 
@@ -141,6 +145,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     evidence: Sequence[Evidence] = ()
     edge: Edge | None = None
+    reopens: bool = False
+    """With `open`, within the cool-down after a resolution: the same illness again, so its incident is reopened."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,3 +157,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Rules whose incident is open after this step."""
     bands: Mapping[str, tuple[float, float, float]] = {}
     """signal → (low, centre, high) of its baseline, for signals that have one."""
+    errors: Mapping[str, str] = {}
+    """Rules that raised at this step, with what they raised. They count as unknown; the others are not touched."""

@@ -1,0 +1,78 @@
+"""`frozen_update`: the optimizer reports steps and the parameters stay where they are.
+
+Whatever shows movement is believed: per-tensor digests, the update's norm over the weights', or, where neither is
+observed, `update.abs_mean`, the difference that the first optimizer step makes to the second. Exactly no movement is
+an invariant; no baseline is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from pydantic import Field
+
+from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
+
+MOVEMENT: Final = ("weights.changed_share", "norm.update_ratio")
+"""Zero in any of these says that nothing moved; each is measured apart from the log-probs."""
+UPDATE, REFERENCE = "update.abs_mean", "reference.abs_mean"
+
+
+class Config(RuleConfig):
+    """Several steps in a row: one skipped update moves nothing either."""
+
+    hold_steps: int = Field(2, ge=1, description="Consecutive steps without movement before it opens.")
+    clear_steps: int = Field(2, ge=1, description="Consecutive steps with movement before it resolves.")
+    negligible: float = Field(1e-9, ge=0, description="Movement at or below this counts as none.")
+    blind_steps: int = Field(3, ge=1, description="Steps in which only log-probs can tell before they are believed.")
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive steps at which only the log-probs said that nothing moved."""
+
+    still: int = 0
+
+
+class FrozenUpdate:
+    """Critical: compute is burnt for nothing."""
+
+    name = "frozen_update"
+    title = "Parameters do not move"
+    config: type[RuleConfig] = Config
+    state: type[State] = State
+    reads: tuple[str, ...] = (*MOVEMENT, UPDATE, REFERENCE, "grad.norm", "lr", "update.skipped")
+    wants_ticks = False
+
+    def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
+        """Unknown while an update was skipped, the learning rate is 0, or there was no gradient to follow."""
+        if not isinstance(seen, StepView):
+            return state, UNKNOWN
+        values = seen.values
+        gradient = values.get("grad.norm")
+        if values.get("update.skipped", 0.0) > 0 or values.get("lr", 1.0) == 0 or gradient is None or not gradient > 0:
+            return state, UNKNOWN
+        told = [(name, values[name]) for name in MOVEMENT if name in values]
+        if told:
+            still = [(name, value) for name, value in told if value <= config.negligible]
+            return State(), _verdict(seen, still, gradient) if still else QUIET
+        told = [(name, values[name]) for name in (UPDATE, REFERENCE) if name in values]
+        if not told:
+            return state, UNKNOWN
+        if any(value > config.negligible for _, value in told):
+            return State(), QUIET
+        after = State(state.still + 1)
+        return after, _verdict(seen, told, gradient) if after.still >= config.blind_steps else UNKNOWN
+
+
+def _verdict(seen: StepView, still: list[tuple[str, float]], gradient: float) -> Verdict:
+    names = ", ".join(name for name, _ in still)
+    message = (
+        f"The gradient norm is {gradient:.3g} and nothing moves ({names} is 0): the optimizer updates other tensors."
+    )
+    evidence = [Evidence(signal=name, value=value, bound=0.0, sentence="No movement at all.") for name, value in still]
+    evidence.append(Evidence(signal="grad.norm", value=gradient, sentence="There was a gradient to follow."))
+    return Verdict(firing=True, severity="critical", onset_step=seen.step, message=message, evidence=evidence)
+
+
+RULE = FrozenUpdate()

@@ -1,0 +1,189 @@
+"""`rollout_mismatch`: the engine's log-probs and the trainer's own scoring part by more than they used to.
+
+With `policy` at its floor the two trainer passes agree with each other, so the engine is at fault: stale or partly
+synchronised weights, a stale KV cache, quantisation. `mismatch.kl_k3` leads such a collapse by 5 to 30 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from pydantic import Field
+
+from foreshock_service.rules.baseline import (
+    FRESH,
+    BaselineConfig,
+    Reading,
+    Track,
+    band_log,
+    fold_log,
+    large,
+    out_of_range,
+)
+from foreshock_service.rules.edges import odd_pass
+from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
+from foreshock_service.rules.presets import Presets, preset_for
+
+PRIMARY = "mismatch.kl_k3"
+FALLBACK = "mismatch.abs_mean"
+"""Where only a mean difference is logged (slime, TRL). It grows like the square root of the KL."""
+POLICY = "policy.kl_k2"
+PEARSON = "mismatch.logp_pearson"
+UNRELATED = 0.3
+"""Correlation of the two sides below which they are not log-probs of the same tokens."""
+LOG_FLOOR = 1e-9
+POLICY_SHARE = 0.1
+"""A policy edge below this share of the mismatch cannot be what raised it."""
+
+
+class Config(BaselineConfig):
+    """Ratios are of kl_k3; on `mismatch.abs_mean` their square roots count."""
+
+    large_z: float = Field(
+        5.0, gt=0, description="Sigmas out of range at which one step is enough, if also large_ratio."
+    )
+    negligible: float = Field(1e-3, ge=0, description="mismatch.kl_k3 (nats) below which nothing is ever found.")
+    presets: Presets = Field(
+        Presets(float32=1e-3, bfloat16=5e-2, moe=0.2),
+        description="mismatch.kl_k3 (nats) above which a run that was never lower warns, by dtype.",
+    )
+    preset_steps: int = Field(3, ge=1, description="Consecutive steps above the preset before it warns.")
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """Baselines of the merged figure, of the worst rank's and of the fallback."""
+
+    merged: Track = FRESH
+    worst: Track = FRESH
+    mean: Track = FRESH
+    above_preset: int = 0
+
+
+class RolloutMismatch:
+    """Critical when the engine is at fault or nobody can tell; silent when the scoring pass alone is."""
+
+    name = "rollout_mismatch"
+    title = "Trainer and rollout engine disagree"
+    config: type[RuleConfig] = Config
+    state: type[State] = State
+    reads: tuple[str, ...] = (PRIMARY, FALLBACK, POLICY, PEARSON, "mismatch.kl_k2", "mismatch_current.kl_k2")
+    wants_ticks = False
+
+    def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
+        """kl_k3 merged, then its worst rank, then abs_mean where kl_k3 is missing."""
+        if not isinstance(seen, StepView):
+            return state, UNKNOWN
+        value = seen.values.get(PRIMARY)
+        if value is None:
+            return self._by_mean(state, seen, config)
+        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR)
+        if reading is None:
+            return state, UNKNOWN
+        worst, worst_reading, rank = state.worst, None, None
+        if seen.reported > 1 and PRIMARY in seen.worst:
+            worst_value, rank = seen.worst[PRIMARY]
+            worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR)
+        preset = preset_for(config.presets, seen.settings)
+        above = state.above_preset + 1 if value > preset else 0
+        after = State(merged, worst, state.mean, above)
+        if value >= config.negligible and out_of_range(reading, config):
+            return after, _verdict(seen, PRIMARY, reading, None, config)
+        if (
+            worst_reading is not None
+            and worst_reading.value >= config.negligible
+            and out_of_range(worst_reading, config)
+        ):
+            return after, _verdict(seen, PRIMARY, worst_reading, rank, config)
+        if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
+            message = (
+                f"mismatch.kl_k3 is {value:.2g}, above {preset:.2g}, and was never lower in this run: "
+                "trainer and engine may have differed from the first step."
+            )
+            evidence = Evidence(signal=PRIMARY, value=value, bound=preset, sentence="Above the preset of its dtype.")
+            return after, Verdict(firing=True, message=message, evidence=(evidence,), edge=_edge(seen))
+        return after, QUIET
+
+    def _by_mean(self, state: State, seen: StepView, config: Config) -> tuple[State, Verdict]:
+        value = seen.values.get(FALLBACK)
+        if value is None or not 0.0 <= value < float("inf"):
+            return state, UNKNOWN
+        # Squared, a mean difference is of the size of a KL and meets the same ratios and bounds.
+        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR)
+        after = State(state.merged, state.worst, mean, 0)
+        if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
+            return after, _verdict(seen, FALLBACK, reading, None, config)
+        return after, QUIET
+
+    def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
+        """The learned range of kl_k3."""
+        band = band_log(state.merged, config)
+        return {PRIMARY: band} if band else {}
+
+
+def _edge(seen: StepView) -> Edge:
+    """`engine` where the trainer's passes differ far less than the engine does, else what the three edges say.
+
+    Without a policy edge (not observed, or old log-probs that are the detached current ones) nothing is decided.
+    `policy` and `mismatch_current` are of the same tokens and compare best; `mismatch` may be of more.
+    """
+    values = seen.values
+    policy = values.get(POLICY)
+    current = values.get("mismatch_current.kl_k2", values.get("mismatch_current.kl_k3"))
+    mismatch = values.get("mismatch.kl_k2", values.get(PRIMARY))
+    if policy is None or mismatch is None:
+        return "undecided"
+    if current is None:
+        return "engine" if policy <= POLICY_SHARE**2 * mismatch else "undecided"
+    return "engine" if policy <= POLICY_SHARE * current else odd_pass(seen)[0]
+
+
+_WHERE: dict[Edge, str] = {
+    "engine": "The trainer's two passes agree, so the engine is at fault: push the weights, flush its KV cache.",
+    "training_pass": "The training pass disagrees as well.",
+    "undecided": "Whether the engine or the trainer is at fault is undecided: score one batch again before acting.",
+}
+
+
+def _verdict(seen: StepView, signal: str, reading: Reading, rank: int | None, config: Config) -> Verdict:
+    edge = _edge(seen)
+    if edge == "scoring_pass":
+        # Old log-probs are the odd ones out and carry this edge up with them; onpolicy_disagreement speaks of it.
+        return UNKNOWN
+    measured, centre = reading.value, reading.centre
+    if signal == FALLBACK:
+        measured, centre = (2.0 * measured) ** 0.5, (2.0 * centre) ** 0.5
+    who = f" on rank {rank}" if rank is not None else ""
+    ratio = measured / max(centre, LOG_FLOOR)
+    message = f"{signal}{who} is {measured:.2g}, {ratio:.3g} times this run's {centre:.2g}. {_WHERE[edge]}"
+    evidence = [
+        Evidence(
+            signal=signal,
+            value=measured,
+            expected=centre,
+            rank=rank,
+            sentence=f"{reading.z:.1f} sigma out of its range.",
+        )
+    ]
+    if POLICY in seen.values:
+        sentence = "Too small to have raised the mismatch." if edge == "engine" else "Up as well."
+        evidence.append(Evidence(signal=POLICY, value=seen.values[POLICY], sentence=sentence))
+    pearson = seen.values.get(PEARSON, 1.0)
+    if pearson < UNRELATED:
+        # Shifted labels or rows look like the worst of engines, and no push of weights would cure them.
+        edge = "undecided"
+        message += f" The log-probs hardly correlate ({PEARSON} {pearson:.2f}): they belong to other tokens or rows."
+        sentence = "Labels or rows that belong elsewhere."
+        evidence.append(Evidence(signal=PEARSON, value=pearson, bound=UNRELATED, sentence=sentence))
+    serious = large(reading, config) or reading.smooth >= 2.0 or edge == "engine" or pearson < UNRELATED
+    return Verdict(
+        firing=True,
+        severity="critical" if serious else "warning",
+        onset_step=reading.onset if reading.onset is not None else seen.step,
+        message=message,
+        evidence=evidence,
+        edge=edge,
+    )
+
+
+RULE = RolloutMismatch()
