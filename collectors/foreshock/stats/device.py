@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from foreshock.stats.layout import COLUMNS, LN2, OVERFLOW_DELTA, SENTINEL_FLOOR, TOTALS
+from foreshock.stats.layout import CALL_SUMS, COLUMNS, LN2, OVERFLOW_DELTA, SENTINEL_FLOOR, SERIES_DELTA, TOTALS
 from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
 from foreshock.stats.shapes import Batch, sentinel_of
 from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
@@ -36,6 +36,7 @@ class DeviceState:
     """[2, 11] tokens and Σ|δ|: ten deciles, then first tokens"""
     dense: torch.Tensor = field(init=False)
     """one bucket more than the sketch: the tokens that do not count"""
+    calls: list[torch.Tensor] = field(default_factory=list)
     worst_ids: list[torch.Tensor] = field(default_factory=list)
     worst_logps: list[torch.Tensor] = field(default_factory=list)
 
@@ -262,24 +263,21 @@ def _table(
     n_S = rows.sum(kept)
     sums = {"masked": masked_S, "n": n_S, "abs": rows.sum(absolute), "d": rows.sum(d)}
     squared = d * d
-    sums |= {"dd": rows.sum(squared), "ddd": rows.dot(squared, d), "dddd": rows.dot(squared, squared)}
+    sums |= {"dd": rows.sum(squared)}
     pivot = b.sum() / n_S.sum().clamp(min=1.0) if centred else torch.zeros((), dtype=_F64, device=state.device)
     about = (b - pivot) * kept
-    sums |= {
-        "b": rows.sum(about),
-        "bb": rows.dot(about, about),
-        "bd": rows.dot(about, d),
-        "pivot": pivot.expand_as(n_S),
-    }
+    sums |= {"b": rows.sum(about), "bb": rows.dot(about, about), "bd": rows.dot(about, d)}
+    sums["pivot"] = pivot.expand_as(n_S)
     x = torch.expm1(d.clamp(max=OVERFLOW_DELTA))
     series = squared * (0.5 + d * (1 / 6 + d / 24))
-    sums["k3"] = rows.sum(torch.where(absolute < 1e-3, series, x - d))
+    sums["k3"] = rows.sum(torch.where(absolute < SERIES_DELTA, series, x - d))
     # e^δ itself, not 1 + x: that would lose the weights far below 1.
     w = torch.exp(d.clamp(max=OVERFLOW_DELTA)) * kept
     p = torch.exp(b) * kept
     e = torch.where(absolute < 1.0, p * x, torch.exp(a) * kept - p)
     distance = e.abs()
-    sums |= {"w": rows.sum(w), "ww": rows.dot(w, w), "p": rows.sum(p), "pp": rows.dot(p, p), "e": rows.sum(e)}
-    sums |= {"pe": rows.dot(p, e), "ee": rows.dot(e, e), "eabs": rows.sum(distance)}
     state.extremes[2].copy_(torch.maximum(state.extremes[2], distance.amax()))
+    call = {"n": kept, "d": d, "dd": squared, "ddd": squared * d, "dddd": squared * squared, "w": w, "ww": w * w}
+    call |= {"p": p, "e": e, "pp": p * p, "pe": p * e, "ee": e * e, "eabs": distance}
+    state.calls.append(torch.stack([call[name].sum() for name in CALL_SUMS]))
     return torch.stack([sums[name] for name in COLUMNS], dim=1)

@@ -21,12 +21,11 @@ from foreshock.stats.record import DECILES, EvidenceToken, PairRecord
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-COLUMNS: Final = (
-    "masked", "n", "b", "d", "bb", "bd", "dd", "ddd", "dddd", "abs", "k3", "w", "ww", "p", "e", "pp", "pe", "ee", "eabs",
-    "pivot",
-)  # fmt: skip
+COLUMNS: Final = ("masked", "n", "b", "d", "bb", "bd", "dd", "abs", "k3", "pivot")
 """Sums over a sequence's tokens. `b`, `bb`, `bd` are of b − pivot; `pivot` itself is no sum."""
 COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
+CALL_SUMS: Final = ("n", "d", "dd", "ddd", "dddd", "w", "ww", "p", "e", "pp", "pe", "ee", "eabs")
+"""Sums over all tokens of one `observe` call: what nobody asks for by sequence. w = e^δ."""
 TOTALS: Final = (
     "nonfinite",
     "sentinels",
@@ -44,17 +43,21 @@ SENTINEL: Final = -9999.0
 SENTINEL_FLOOR: Final = -3.3e38
 OVERFLOW_DELTA: Final = 88.722839
 """ln of the largest float32: beyond it the host's own e^δ is infinite."""
+SERIES_DELTA: Final = 1e-3
+"""Below it e^δ − 1 − δ is taken from its series, since the difference would cancel."""
 LN2: Final = 0.6931471805599453
 
 
 @dataclass(slots=True)
 class Reduction:
-    """One or more `observe` calls, reduced. Tables with δ-sums per sequence; `sequences` None where they are not to be counted."""
+    """One or more `observe` calls, reduced."""
 
     tables: list[Array] = field(default_factory=list)
     """rows for the token statistics, [S, K] each"""
     sequences: list[Array] = field(default_factory=list)
     """rows for the sequence statistics, complete over whatever holds the rest of them"""
+    calls: list[Array] = field(default_factory=list)
+    """`CALL_SUMS` of each call"""
     split: int = 0
     unplaced: int = 0
     totals: IntArray = field(default_factory=lambda: np.zeros(len(TOTALS), dtype=np.int64))
@@ -63,7 +66,7 @@ class Reduction:
     """tokens and Σ|δ| per decile"""
     first: Array = field(default_factory=lambda: np.zeros(2))
     """count and Σ|δ| of first tokens"""
-    dense_D: IntArray = field(default_factory=lambda: np.zeros(sketch.DENSE_BUCKETS, dtype=np.int64))
+    dense: IntArray = field(default_factory=lambda: np.zeros(sketch.DENSE_BUCKETS, dtype=np.int64))
     worst_ids: list[IntArray] = field(default_factory=list)
     """[W, 3] sequence, position, token id"""
     worst_logps: list[Array] = field(default_factory=list)
@@ -89,12 +92,14 @@ def _to_record(r: Reduction) -> PairRecord:
     if not record.tokens:
         return record
     c = _columns(rows)
-    logp_S7 = _logp_moments(c)
-    record.logp = pool(c["n"], logp_S7)
-    record.prob = pool(c["n"], centre(c["n"], c["p"], c["e"], {"xx": c["pp"], "xy": c["pe"], "yy": c["ee"]}))
-    record.sums = [fsum(c[name]) for name in ("abs", "k3", "w", "ww", "eabs")]
+    calls = dict(zip(CALL_SUMS, np.stack(r.calls)[np.stack(r.calls)[:, 0] > 0].T, strict=True))
+    higher = centre(calls["n"], calls["d"], calls["d"], {k: calls["d" * len(k)] for k in ("xx", "xy", "yy", "yyy", "yyyy")})
+    record.logp = pool(c["n"], _logp_moments(c)) + pool(calls["n"], higher)[5:]
+    prob = centre(calls["n"], calls["p"], calls["e"], {"xx": calls["pp"], "xy": calls["pe"], "yy": calls["ee"]})
+    record.prob = pool(calls["n"], prob)
+    record.sums = [fsum(c["abs"]), fsum(c["k3"]), *(fsum(calls[name]) for name in ("w", "ww", "eabs"))]
     record.extremes = [float(value) for value in r.extremes]
-    record.abs_sketch = sketch.pack(sketch.keep(r.dense_D))
+    record.abs_sketch = sketch.pack(sketch.keep(r.dense))
     if not r.unplaced:
         record.decile_tokens = [int(count) for count in r.deciles[0]]
         record.decile_abs = r.deciles[1].tolist()
@@ -122,10 +127,9 @@ def _columns(rows_SK: Array) -> dict[str, Array]:
 
 
 def _logp_moments(c: dict[str, Array]) -> Array:
-    raw = {"xx": c["bb"], "xy": c["bd"], "yy": c["dd"], "yyy": c["ddd"], "yyyy": c["dddd"]}
-    moments_S7 = centre(c["n"], c["b"], c["d"], raw)
-    moments_S7[:, 0] += c["pivot"]
-    return moments_S7
+    moments_S5 = centre(c["n"], c["b"], c["d"], {"xx": c["bb"], "xy": c["bd"], "yy": c["dd"]})
+    moments_S5[:, 0] += c["pivot"]
+    return moments_S5
 
 
 def _add_sequences(record: PairRecord, c: dict[str, Array]) -> None:
@@ -147,7 +151,7 @@ def _add_sequences(record: PairRecord, c: dict[str, Array]) -> None:
 def _correlations(c: dict[str, Array]) -> Array:
     """Pearson of a and b within each sequence, where both vary by more than a float32 can tell."""
     moments = _logp_moments(c)
-    mean_b, mean_d, bb, bd, dd = moments[:, :5].T
+    mean_b, mean_d, bb, bd, dd = moments.T
     aa = bb + 2 * bd + dd
     floor = 4e-15 * c["n"]
     varies = (bb > floor * mean_b**2) & (aa > floor * (mean_b + mean_d) ** 2)

@@ -92,7 +92,7 @@ class PairAccumulator:
         if self._work is None:
             self._work = host_path.Workspace()
         into = self._reduction
-        table = host_path.reduce(host_path.trimmed(batch), into, self._work, self._next_sequence)
+        table = host_path.reduce(batch, into, self._work, self._next_sequence)
         into.tables.append(table)
         if split:
             into.split += pieces(table)

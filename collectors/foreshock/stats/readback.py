@@ -41,6 +41,7 @@ class Readback:
             tables.sequences,
             tables.split,
             tables.unplaced,
+            state.calls,
             state.worst_ids,
             state.worst_logps,
         ]
@@ -63,18 +64,19 @@ class Readback:
         """Adds what was copied to `reduction`; waits for it if need be."""
         if self._event is not None:
             self._event.synchronize()
-        totals, tokens, sequences, split, unplaced, worst_ids, worst_logps = self._arrays()
+        totals, tokens, sequences, split, unplaced, calls, worst_ids, worst_logps = self._arrays()
         counts, extremes, places, dense = totals
         reduction.totals += counts
         low, high, e_max = reduction.extremes
         reduction.extremes = [min(low, extremes[0]), max(high, extremes[1]), max(e_max, extremes[2])]
         reduction.deciles += places[:, :DECILES]
         reduction.first += places[:, DECILES]
-        reduction.dense_D += dense[:DENSE_BUCKETS]
+        reduction.dense += dense[:DENSE_BUCKETS]
         reduction.tables += tokens
         reduction.sequences += sequences
         reduction.split += sum(pieces(table) for table in split)
         reduction.unplaced += sum(pieces(table) for table in unplaced)
+        reduction.calls += calls
         reduction.worst_ids += worst_ids
         reduction.worst_logps += worst_logps
 

@@ -1,0 +1,165 @@
+"""Where packed host tokens stand: their sequence, their position within the response, its decile; and the worst of them.
+
+A token's position is its index among the sampled (masked) tokens of its sequence; its decile ⌊10 · position / length⌋.
+
+Legend: S sequences, N tokens, W worst tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from foreshock.stats.layout import Array, IntArray, Reduction
+from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
+from foreshock.stats.shapes import Batch
+
+_BLOCK = 64
+_DECILE_STEPS = np.arange(DECILES)
+
+
+@dataclass(slots=True)
+class Spans:
+    """Sequences as spans of tokens packed end to end."""
+
+    masked: IntArray
+    """[S] masked tokens"""
+    counts: IntArray
+    """[S] those of them that count: without holes, the same"""
+    starts: IntArray
+    """[S] index of each span's first token"""
+    total: int
+    positions: IntArray | None = None
+    """[N] positions within the response, where they do not simply run on"""
+    origin: IntArray | None = None
+    """[N] index among the masked tokens, where some have been taken out"""
+
+    @classmethod
+    def of(cls, masked: IntArray) -> Spans:
+        ends = np.cumsum(masked)
+        return cls(masked, masked, ends - masked, int(ends[-1]) if ends.size else 0)
+
+    def sequence_of(self, index: IntArray) -> IntArray:
+        return np.searchsorted(self.starts + self.counts, index, side="right")
+
+    def without(self, valid_N: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Spans:
+        """The spans of the valid tokens alone, which keep their positions."""
+        sequence = np.repeat(np.arange(self.masked.size), self.masked)
+        positions = self.positions
+        if positions is None:
+            positions = np.arange(self.total) - self.starts[sequence]
+        left = Spans.of(np.bincount(sequence[valid_N], minlength=self.masked.size))
+        left.masked, left.positions, left.origin = self.masked, positions[valid_N], np.flatnonzero(valid_N)
+        return left
+
+    def rectangle(self) -> tuple[int, int] | None:
+        """[S, T] where all spans are equally long."""
+        count = self.counts.size
+        return (count, self.total // count) if (self.counts == self.counts[0]).all() else None
+
+    def sums(self, x: Array) -> Array:
+        """Σ of x [N] per sequence."""
+        return between(x, self.starts)
+
+
+def between(values: Array, starts: IntArray) -> Array:
+    """Sums of values from each start to the next (the last to the end); starts ascend, equal ones give 0."""
+    size = values.size
+    if starts[-1] < size:
+        sums: Array = np.add.reduceat(values, starts)
+    else:  # spans that begin behind the last value: reduceat takes no such start
+        inside = int(np.searchsorted(starts, size))
+        sums = np.zeros(starts.size)
+        if inside:
+            sums[:inside] = np.add.reduceat(values, starts[:inside])
+    sums[:-1][starts[1:] <= starts[:-1]] = 0.0
+    return sums
+
+
+def add_places(
+    into: Reduction,
+    batch: Batch,
+    spans: Spans,
+    Q: Array,
+    logps: tuple[torch.Tensor, torch.Tensor],
+    kept: torch.Tensor | None,
+    base: int,
+) -> Array:
+    """Adds first tokens, deciles and the worst tokens of |δ| = Q [N] to `into`; returns Σ|δ| per sequence [S]."""
+    _add_worst(into, batch, spans, Q, logps, kept, base)
+    if not batch.placed:
+        return spans.sums(Q)
+    if spans.positions is None:
+        has = spans.counts > 0
+        into.first += (np.count_nonzero(has), Q[spans.starts[has]].sum())
+        ranks_S10 = -(-_DECILE_STEPS * spans.counts[:, None] // DECILES)
+        sums_S10 = between(Q, (spans.starts[:, None] + ranks_S10).reshape(-1)).reshape(-1, DECILES)
+        into.deciles[0, :-1] += (ranks_S10[:, 1:] - ranks_S10[:, :-1]).sum(axis=0)
+        into.deciles[0, -1] += (spans.counts - ranks_S10[:, -1]).sum()
+        into.deciles[1] += sums_S10.sum(axis=0)
+        result: Array = sums_S10.sum(axis=1)
+        return result
+    sequence = np.repeat(np.arange(spans.counts.size), spans.counts)
+    decile = np.clip(spans.positions * DECILES // _lengths(batch, spans, sequence)[sequence], 0, DECILES - 1)
+    into.deciles[0] += np.bincount(decile, minlength=DECILES)
+    into.deciles[1] += np.bincount(decile, weights=Q, minlength=DECILES)
+    first = spans.positions == 0
+    into.first += (np.count_nonzero(first), Q[first].sum())
+    return spans.sums(Q)
+
+
+def _lengths(batch: Batch, spans: Spans, sequence: IntArray) -> IntArray:
+    """[S] lengths of the responses, at least 1: the host's, else what the positions imply, else the masked tokens."""
+    if batch.lengths is not None:
+        return np.maximum(batch.lengths.numpy(), 1)
+    lengths = np.maximum(spans.masked, 1)
+    if batch.positions is not None and spans.positions is not None:
+        lengths = np.ones_like(lengths)
+        np.maximum.at(lengths, sequence, spans.positions + 1)
+    return lengths
+
+
+def _add_worst(
+    into: Reduction,
+    batch: Batch,
+    spans: Spans,
+    Q: Array,
+    logps: tuple[torch.Tensor, torch.Tensor],
+    kept: torch.Tensor | None,
+    base: int,
+) -> None:
+    worst = _worst(Q)
+    worst = worst[Q[worst] > 0]
+    if not worst.size:
+        return
+    sequence = spans.sequence_of(worst)
+    ids = np.empty((worst.size, 3), dtype=np.int64)
+    ids[:, 0] = sequence + base if batch.seq_ids is None else np.asarray(batch.seq_ids)[sequence]
+    ids[:, 1] = worst - spans.starts[sequence] if spans.positions is None else spans.positions[worst]
+    ids[:, 2] = -1
+    if batch.token_ids is not None:
+        tokens = batch.token_ids.reshape(-1).numpy()
+        tokens = tokens if kept is None else tokens[kept.numpy().reshape(-1)]
+        # Holes have left the spans, not the tokens.
+        ids[:, 2] = tokens[worst if spans.origin is None else spans.origin[worst]]
+    index = torch.from_numpy(worst)
+    into.worst_ids.append(ids)
+    into.worst_logps.append(torch.stack([logp[index].double() for logp in logps], dim=1).numpy())
+
+
+def _worst(Q: Array) -> IntArray:
+    """Indices of the largest values: only the blocks with the largest maxima can hold them."""
+    size = Q.size
+    candidates: IntArray = np.arange(size)
+    if size > 64 * _BLOCK:
+        blocks = size // _BLOCK
+        maxima = torch.from_numpy(Q[: blocks * _BLOCK]).view(blocks, _BLOCK).amax(1).numpy()
+        chosen = np.argpartition(maxima, -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]
+        candidates = (chosen[:, None] * _BLOCK + np.arange(_BLOCK)).reshape(-1)
+        if size % _BLOCK:
+            candidates = np.concatenate((candidates, np.arange(blocks * _BLOCK, size)))
+    if candidates.size <= EVIDENCE_TOKENS:
+        return candidates
+    return candidates[np.argpartition(Q[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]
