@@ -1,0 +1,404 @@
+"""What a training loop talks to: introduces frames, transport and control to each other.
+
+    host's loop → Monitor → StepBuilder → Sender (thread) → service
+                          ← Executor ← Inbox ← Acceptance ← Poller (thread, controller only)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from foreshock import __version__, lifecycle
+from foreshock.control.acceptance import Acceptance
+from foreshock.control.command import Command
+from foreshock.control.executor import Broadcast, Executor, Handler
+from foreshock.control.inbox import Inbox, Pending
+from foreshock.control.poller import Poller
+from foreshock.frames.builder import StepBuilder
+from foreshock.frames.identity import Identity
+from foreshock.frames.plain import plain
+from foreshock.guard import Guard, HostError, guarded
+from foreshock.settings import Settings
+from foreshock.transport.clock import boot_s
+from foreshock.transport.items import AckItem, Item, NoticeItem, StepItem
+from foreshock.transport.losses import Losses
+from foreshock.transport.sender import Sender
+from foreshock.transport.spool import Header
+from foreshock.transport.stream import Extras
+from foreshock.wire import commands as wire
+from foreshock.wire.envelope import Reply, Semantics
+
+STARTED_HOLD_S = 0.5
+"""`started` waits this long, or for the next item, so that it names the handlers registered right after `init`."""
+
+
+class Consent(NamedTuple):
+    """What the host agreed to, and the configuration it told."""
+
+    capabilities: frozenset[str]
+    mode: str
+    config: dict[str, Any]
+
+
+class Monitor:
+    """What a training loop talks to. Made by `init`; every method returns at once and raises nothing of ours.
+
+    One loop, one monitor, one thread at a time; safe in Ray actors and forked workers (a forked child reports as a
+    client of its own and starts with an empty step).
+    """
+
+    def __init__(
+        self, identity: Identity, settings: Settings, extras: Extras, consent: Consent, broadcast: Broadcast | None
+    ) -> None:
+        self.identity = identity
+        self.settings = settings
+        self.guard = Guard(settings.guard_limit, settings.raise_errors, self._switched_off)
+        self.enabled = bool(settings.url)
+        """False without a url, and after `finish`: nothing is measured, kept or sent."""
+        self._extras = extras
+        self._consent = consent
+        self._broadcast = broadcast
+        self._handlers: dict[str, Handler] = {}
+        self._begin()
+        if self.enabled:
+            self._out()
+            lifecycle.watch(self)
+
+    def _begin(self) -> None:
+        """Everything that belongs to one process: at `init`, and again in a forked child."""
+        self.client = uuid.uuid4().hex
+        self.losses = Losses()
+        self.generation = 0
+        self._steps = 0
+        self._lock = threading.Lock()
+        self._asked_attempt: str | None = None
+        self._told_kinds: set[str] | None = None
+        self._rejections = 0
+        self._builder = StepBuilder(self.settings.max_signals, self.settings.max_lag, self.settings.evidence)
+        self._inbox = Inbox()
+        self._executor = Executor(
+            self._inbox, self._handlers, self._extras.controller, self._broadcast,
+            self.settings.pause_limit_s, self._command_finished,
+        )  # fmt: skip
+        self._sender: Sender | None = None
+        self._poller: Poller | None = None
+        self._acceptance: Acceptance | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process has anything to end: a forked child that never spoke has not."""
+        return self._sender is not None
+
+    def _out(self) -> Sender:
+        """The sender, made at first need: a forked child that never speaks costs nothing."""
+        if self._sender is None:
+            me = self.identity
+            header = Header(
+                client=self.client, run=me.run, launch=me.launch, role=me.role, rank=me.rank,
+                url=self.settings.url, sdk=f"python-{__version__}",
+            )  # fmt: skip
+            self._sender = Sender(self.settings, header, self._extras, self.losses, self.guard, self._replied)
+            if self._extras.controller:
+                self._acceptance = Acceptance(me.run, self.client, self._inbox, self.losses, self._kinds, self._put_ack)
+                self._poller = Poller(self.settings, me.run, self.client, self._acceptance, self.guard)
+            hold_s = boot_s() + STARTED_HOLD_S
+            self._put(lambda n: self._notice_item(n, "started", self._started, None, hold_s))
+        return self._sender
+
+    # --- measuring -----------------------------------------------------------------------------------------------
+
+    @guarded()
+    def observe(
+        self,
+        pair: str,
+        a: Any = None,
+        b: Any = None,
+        mask: Any = None,
+        *,
+        optimizer_step: int = 0,
+        clip_range: tuple[float, float] | None = None,
+        seq_ids: Any = None,
+        cu_seqlens: Any = None,
+        token_ids: Any = None,
+        versions: Any = None,
+        advantages: Any = None,
+        semantics: Semantics | Mapping[str, Semantics] | None = None,
+        old_source: str = "same_weights",
+        **where: Any,
+    ) -> None:
+        """Adds a micro-batch of log-probs [sequences, positions] (or packed, with `cu_seqlens`) to a pair of this step.
+
+        δ = a − b over tokens where `mask` is not 0; b is the side nearest to what was sampled. Reduced where the tensors
+        live, without waiting for the device. `policy` on later optimizer steps (`optimizer_step` > 0) lands on `update`,
+        and is missing where `old_source` is not `same_weights`. `b=None`: the engine's log-probs were not collected.
+
+        `clip_range` is the ratio's bounds, as (0.8, 1.28), or the two ε, as (0.2, 0.28). `versions`: how many versions
+        behind the trainer the sampling engine was (int, one per row, or one per token); the pair is then also kept per
+        lag. `advantages` (per token or row) give `advantage.mean/std/abs_max`. `semantics` of side b, or {"a": …, "b": …}:
+        streams that do not mean the same are not compared, the pair is missing as `semantics_differ`. Further
+        keywords go to `foreshock.stats.pair.PairAccumulator.observe`.
+        """
+        if not self.enabled:
+            return
+        for name, value in (("seq_ids", seq_ids), ("cu_seqlens", cu_seqlens), ("token_ids", token_ids)):
+            if value is not None:
+                where[name] = value
+        if clip_range is not None:
+            low, high = clip_range
+            where["clip_range"] = (1.0 - low, 1.0 + high) if high < 1.0 else (low, high)
+        self._builder.observe(
+            pair, a, b, mask, optimizer_step=optimizer_step, semantics=semantics, old_source=old_source,
+            versions=versions, advantages=advantages, **where,
+        )  # fmt: skip
+
+    @guarded()
+    def log(self, scalars: Mapping[str, Any]) -> None:
+        """Adds scalars to this step; repeated names fold by the catalogue's merge rule (else by mean).
+
+        Values are numbers, numpy scalars or tensors with one element; those on a device are read later, without waiting.
+        """
+        if self.enabled:
+            self._builder.scalars.add(scalars)
+
+    @guarded()
+    def checkpoint(self, path: str | os.PathLike[str], step: int, scope: Collection[str] = (), reward: float | None = None) -> None:
+        """Announces a checkpoint that was written. `scope`: which of weights, optimizer, scheduler, rng, data it holds."""
+        if not self.enabled:
+            return
+        data: dict[str, Any] = {"path": os.fspath(path), "step": operator.index(step)}
+        if scope:
+            data["scope"] = list(scope)
+        if reward is None:
+            reward = self._builder.scalars.last_validation
+        if reward is not None:
+            data["reward"] = float(reward)
+        self._put_notice("checkpoint", data, operator.index(step))
+
+    @guarded()
+    def notice(self, kind: str, step: int | None = None, **data: Any) -> None:
+        """Tells of something that happened: `settings` (lr, batch …: baselines begin a new segment), `weights` (version,
+        checksum, changed_share, side, ok), `flush` (engine), `note` (text), or a kind of the host's own."""
+        if self.enabled:
+            self._put_notice(kind, plain(data), step)
+
+    def end_step(self, step: int) -> None:
+        """Seals the step and hands it to the sender; never waits for the network or a device.
+
+        Then, at this boundary, carries out the commands that are due, in order, by the handlers of `on`. A `pause`
+        blocks here until `resume`, `stop` or the limit; KeyboardInterrupt passes.
+        """
+        self._seal(step)
+        # Where ranks meet in `broadcast`, a collector that switched itself off must still come.
+        if self._broadcast is not None or len(self._inbox) or self._executor.paused:
+            self._boundary(step)
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def on(self, kind: str, handler: Handler) -> None:
+        """Registers what carries out `kind`: called inside `end_step` with a `foreshock.Command`. Announces the kind.
+
+        What it returns (None, a text or a mapping) is the acknowledgement's detail; what it raises makes the command
+        `failed` and does not reach the loop. Raises ValueError for an unknown kind.
+        """
+        if kind not in wire.COMMAND_KINDS:
+            raise ValueError(f"unknown command kind {kind!r}; known are {', '.join(wire.COMMAND_KINDS)}")
+        self._handlers[kind] = handler
+        if self.enabled and self._told_kinds is not None and kind not in self._told_kinds:
+            self._announce_kinds()
+
+    @guarded(default=())
+    def commands(self) -> Iterator[Command]:
+        """The commands due at the last boundary that no handler took; answer each with done, failed or refused."""
+        return self._executor.by_hand()
+
+    @guarded()
+    def new_attempt(self, reason: str = "rollback") -> None:
+        """Begins a new attempt: step numbers may start again.
+
+        Happens by itself when a `rollback` is done; before the next step was sealed, calling it (again) changes nothing.
+        Inside a handler it takes effect once the command has been answered.
+        """
+        if not self.enabled:
+            return
+        if self._executor.in_handler:
+            self._asked_attempt = reason
+        else:
+            self._begin_attempt(reason, None)
+
+    def finish(self, status: str = "completed", detail: Any = None) -> None:
+        """Ends the run as `completed`, `failed`, `stopped` …
+
+        Waits at most `finish_s` for the service; what it did not take is spooled for a successor. Later calls of
+        any method do nothing. Happens by itself at interpreter exit, as `exited` or `crashed`, within `exit_flush_s`.
+        """
+        self.end(status, detail, self.settings.finish_s)
+        if self.settings.raise_errors:
+            self.guard.raise_pending()
+
+    # --- for lifecycle -------------------------------------------------------------------------------------------
+
+    def end(self, status: str, detail: Any, timeout_s: float) -> None:
+        """`finish` within `timeout_s`; also of a collector that switched itself off."""
+        if not self.enabled:
+            return
+        try:
+            self._executor.refuse_rest("the run has ended")
+            self.enabled = False
+            if self._poller is not None:
+                self._poller.close()
+            data = {"status": str(status)[:64]} | ({"detail": plain(detail)} if detail is not None else {})
+            sender = self._out()
+            self._put(lambda n: self._notice_item(n, "finished", data, None))
+            sender.close(timeout_s)
+        except Exception as error:
+            if self.settings.raise_errors:
+                raise
+            self.guard.caught("finish", error)
+        finally:
+            self.enabled = False
+            lifecycle.forget(self)
+
+    def after_fork(self) -> None:
+        """In the child: another client, no step in progress, not the controller. The parent's is left untouched."""
+        if self._sender is not None:
+            self._sender.abandon()
+        self._extras = Extras(controller=False, expected_ranks=self._extras.expected_ranks)
+        self._begin()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    @guarded()
+    def _seal(self, step: int) -> None:
+        if not self.enabled:
+            return
+        number = operator.index(step)
+        sealed = self._builder.seal(number, time.monotonic())
+        if self._builder.notes or self._builder.scalars.rejections > self._rejections:
+            self._tell_what_was_odd(number)
+        generation, sealed_s, me = self.generation, boot_s(), self.identity
+        self._put(lambda n: StepItem(n, generation, sealed_s, sealed, me.role, me.rank))
+        self._steps += 1
+        if self._builder.errors:
+            errors, self._builder.errors = self._builder.errors, []
+            raise errors[0]
+
+    def _boundary(self, step: int) -> None:
+        """Shares and carries out what is due. The host's own exceptions (its broadcast, its interrupts) pass."""
+        try:
+            due: list[Pending] = self._executor.share(step)
+            self._executor.carry_out(due, step)
+            if self._executor.paused:
+                self._executor.wait_while_paused(step)
+            if due:
+                self._builder.restart_clock(time.monotonic())
+        except HostError as carried:
+            raise carried.original from None
+        except Exception as error:
+            if self.guard.raise_errors:
+                raise
+            self.guard.caught("end_step", error)
+
+    def _tell_what_was_odd(self, step: int) -> None:
+        """Counts rejected scalars; the first of each kind are told in a notice."""
+        scalars = self._builder.scalars
+        self.losses.add("invalid_signal", scalars.rejections - self._rejections)
+        texts = [f"{name!r}: {why}" for name, why in scalars.newly_rejected()] if scalars.rejections > self._rejections else []
+        self._rejections = scalars.rejections
+        texts += self._builder.notes
+        self._builder.notes = []
+        if texts:
+            self._put_notice("note", {"text": plain("; ".join(texts))}, step)
+
+    def _put(self, make: Callable[[int], Item]) -> None:
+        self._out().put(make)
+        if self._poller is not None:
+            self._poller.ensure_thread()
+
+    def _put_notice(self, kind: str, data: dict[str, Any], step: int | None) -> None:
+        self._put(lambda n: self._notice_item(n, kind, data, step))
+
+    def _notice_item(
+        self, sequence: int, kind: str, data: dict[str, Any] | Callable[[], dict[str, Any]], step: int | None,
+        hold_until_s: float = 0.0,
+    ) -> NoticeItem:  # fmt: skip
+        me = self.identity
+        return NoticeItem(sequence, self.generation, boot_s(), kind, data, step, me.role, me.rank, hold_until_s)
+
+    def _put_ack(self, command_id: str, ack: wire.Ack) -> None:
+        self._out().put_unnumbered(AckItem(self.generation, boot_s(), command_id, ack))
+
+    def _kinds(self) -> set[str]:
+        return set(self._consent.capabilities) | set(self._handlers)
+
+    def _started(self) -> dict[str, Any]:
+        """The data of `started`, asked for when it is encoded, on the sender's thread."""
+        self._told_kinds = self._kinds()
+        return {
+            "config": self._consent.config,
+            "settings": {},
+            "capabilities": sorted(self._told_kinds),
+            "mode": self._consent.mode,
+            "controller": self._extras.controller,
+            "world": self.identity.world,
+        }
+
+    @guarded()
+    def _announce_kinds(self) -> None:
+        self._told_kinds = self._kinds()
+        self._put_notice("capabilities", {"capabilities": sorted(self._told_kinds)}, None)
+
+    def _replied(self, reply: Reply, generation: int) -> None:
+        """On the sender's thread: learns the attempt's number, and of commands."""
+        acceptance, sender = self._acceptance, self._sender
+        if acceptance is None or sender is None:
+            return
+        with self._lock:
+            if generation == self.generation and reply.attempt is not None:
+                acceptance.attempt = reply.attempt
+        if reply.commands:
+            acceptance.offer(reply.commands, sender.http)
+
+    def _begin_attempt(self, reason: str, command_id: str | None) -> None:
+        if not self._steps:
+            return
+        with self._lock:
+            self.generation += 1
+            self._steps = 0
+            if self._acceptance is not None:
+                self._acceptance.attempt = None
+        self._builder.reset()
+        self._builder.restart_clock(time.monotonic())
+        data = {"reason": str(reason)[:200]} | ({"command": command_id} if command_id else {})
+        self._put_notice("attempt", data, None)
+
+    def _command_finished(self, command: wire.Command, state: str, detail: dict[str, Any], step: int | None) -> None:
+        """Answers a command; what rolled back begins a new attempt after its answer."""
+        try:
+            if self._extras.controller:
+                ack = wire.Ack(state=state, client=self.client, attempt=command.attempt, step=step, detail=detail)
+                self._put_ack(command.id, ack)
+            elif state != "done":
+                text = f"{command.kind} was {state} on this rank"
+                self._put_notice("note", {"text": text, "command": command.id, "detail": detail}, step)
+            asked, self._asked_attempt = self._asked_attempt, None
+            rolled_back = state == "done" and any(action.kind == "rollback" for action in command.actions)
+            if asked is not None or rolled_back:
+                self._begin_attempt(asked or "rollback", command.id)
+        except Exception as error:
+            if self.guard.raise_errors:
+                raise
+            self.guard.caught("acknowledgement", error)
+
+    def _switched_off(self) -> None:
+        """The guard's last word: no more commands are taken, and the service is told why nothing more comes."""
+        if self._poller is not None:
+            self._poller.close()
+        if self._sender is not None:
+            text = f"the collector switched itself off after {self.guard.errors} errors of its own"
+            self._sender.put(lambda n: self._notice_item(n, "note", {"text": text}, None))

@@ -1,0 +1,176 @@
+"""What a well-typed envelope must also be before anyone stores it: within bounds, with names that may be stored."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from foreshock.frames.catalogue import MAX_NAME, valid_name
+from foreshock.frames.identity import LAUNCH, RUN_NAME
+from foreshock.stats.record import PairRecord
+from foreshock.wire.envelope import Envelope, Frame, Notice, Semantics
+from foreshock.wire.errors import Malformed, TooLarge
+
+_CLIENT = re.compile(r"^[0-9a-f]{32}$")
+_WORD = re.compile(r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")
+_INT64 = 1 << 63
+_INT32 = 1 << 31
+MAX_TEXT = 64 << 10
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one envelope."""
+
+    body_bytes: int = 8 << 20
+    inflated_bytes: int = 32 << 20
+    items: int = 4096
+    signals: int = 4096
+    """Scalars, or missing signals, of one frame."""
+    pairs: int = 64
+    sketch: int = 1 << 16
+    """Entries of any list in a pair record."""
+    nodes: int = 20_000
+    """Values in a notice's data."""
+
+
+def check(envelope: Envelope, limits: Limits) -> None:
+    """Raises TooLarge or Malformed; what is odd but storable (NaN, absurd clocks) passes, for it is a finding."""
+    if len(envelope.frames) + len(envelope.notices) > limits.items:
+        raise TooLarge(f"{len(envelope.frames) + len(envelope.notices)} items, at most {limits.items} are taken")
+    if not RUN_NAME.match(envelope.run):
+        raise Malformed(f"run must be project/name, not {envelope.run[:300]!r}")
+    if not _CLIENT.match(envelope.client):
+        raise Malformed("client must be 32 hexadecimal digits")
+    if not LAUNCH.match(envelope.launch):
+        raise Malformed("launch must be 1 to 128 printable characters without blanks")
+    _text("sdk", envelope.sdk, 64)
+    _place(envelope.role, envelope.rank)
+    _count("sequence", envelope.sequence)
+    _counts("losses", envelope.losses, 100)
+    _counts("expected_ranks", envelope.expected_ranks or {}, 16)
+    seen: set[int] = set()
+    for item in (*envelope.frames, *envelope.notices):
+        _item(item, envelope.sequence, seen)
+        if isinstance(item, Frame):
+            _frame(item, limits)
+        else:
+            _notice(item, limits)
+
+
+def _item(item: Frame | Notice, highest: int, seen: set[int]) -> None:
+    _count("sequence", item.sequence)
+    _count("generation", item.generation, _INT32)
+    if item.sequence > highest:
+        raise Malformed(f"item {item.sequence} is above the envelope's sequence {highest}")
+    if item.sequence in seen:
+        raise Malformed(f"two items have sequence {item.sequence}")
+    seen.add(item.sequence)
+    if item.step is not None and not -_INT64 <= item.step < _INT64:
+        raise Malformed("step does not fit 64 bits")
+
+
+def _frame(frame: Frame, limits: Limits) -> None:
+    _place(frame.role, frame.rank)
+    if len(frame.pairs) > limits.pairs:
+        raise TooLarge(f"{len(frame.pairs)} pairs in a frame, at most {limits.pairs} are taken")
+    if max(len(frame.scalars), len(frame.missing)) > limits.signals:
+        raise TooLarge(f"{max(len(frame.scalars), len(frame.missing))} signals in a frame, at most {limits.signals} are taken")
+    for name in (*frame.scalars, *frame.pairs, *frame.missing, *frame.semantics):
+        if not valid_name(name):
+            raise Malformed(f"not a signal name: {name[: MAX_NAME + 1]!r}")
+    for reason in frame.missing.values():
+        if not _WORD.match(reason):
+            raise Malformed(f"not a reason: {reason[:100]!r}")
+    for record in frame.pairs.values():
+        _record(record, limits)
+    for sides in frame.semantics.values():
+        if not set(sides) <= {"a", "b"}:
+            raise Malformed("semantics must name the sides a and b")
+        for said in sides.values():
+            _semantics(said)
+
+
+def _record(record: PairRecord, limits: Limits) -> None:
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, list | bytes) and len(value) > limits.sketch:
+            raise TooLarge(f"{name} of {len(value)} entries, at most {limits.sketch} are taken")
+        if isinstance(value, int) and not -_INT64 <= value < _INT64:
+            raise Malformed(f"{name} does not fit 64 bits")
+    if len(record.missing) > 256:
+        raise TooLarge("more than 256 missing statistics")
+    for statistic, reason in record.missing.items():
+        if not (statistic == "*" or valid_name(statistic)) or not _WORD.match(reason):
+            raise Malformed("not a missing statistic with its reason")
+
+
+def _semantics(said: Semantics) -> None:
+    for name in said.__struct_fields__:
+        value = getattr(said, name)
+        if isinstance(value, str):
+            _text(name, value, 256)
+
+
+def _notice(notice: Notice, limits: Limits) -> None:
+    if not _WORD.match(notice.kind):
+        raise Malformed(f"not a notice's kind: {notice.kind[:100]!r}")
+    if notice.role:
+        _place(notice.role, notice.rank)
+    budget = [limits.nodes]
+    _plain(notice.data, 16, budget)
+
+
+def _plain(value: Any, depth: int, budget: list[int]) -> None:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise TooLarge("too many values in a notice's data")
+    if depth <= 0:
+        raise Malformed("a notice's data is nested too deeply")
+    if value is None or isinstance(value, bool | float):
+        return
+    if isinstance(value, int):
+        if not -_INT64 <= value < _INT64:
+            raise Malformed("an integer in a notice's data does not fit 64 bits")
+    elif isinstance(value, str):
+        _text("a text in a notice's data", value, MAX_TEXT)
+    elif isinstance(value, list):
+        for item in value:
+            _plain(item, depth - 1, budget)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise Malformed("keys of a notice's data must be strings")
+            _text("a key in a notice's data", key, 1024)
+            _plain(item, depth - 1, budget)
+    else:
+        raise Malformed(f"a notice's data may not hold {type(value).__name__}")
+
+
+def _place(role: str, rank: int) -> None:
+    if not _WORD.match(role) or len(role) > 16:
+        raise Malformed(f"not a role: {role[:100]!r}")
+    _count("rank", rank, _INT32)
+
+
+def _counts(what: str, counts: dict[str, int], most: int) -> None:
+    if len(counts) > most:
+        raise TooLarge(f"more than {most} entries in {what}")
+    for name, value in counts.items():
+        if not _WORD.match(name):
+            raise Malformed(f"not a name in {what}: {name[:100]!r}")
+        _count(what, value)
+
+
+def _count(what: str, value: int, below: int = _INT64) -> None:
+    if not 0 <= value < below:
+        raise Malformed(f"{what} must be from 0 to {below - 1}")
+
+
+def _text(what: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise TooLarge(f"{what} is longer than {most} characters")
+    # PostgreSQL's text cannot hold NUL, and no honest client sends it.
+    if "\x00" in text:
+        raise Malformed(f"{what} holds a NUL character")
