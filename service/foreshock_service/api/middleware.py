@@ -1,0 +1,127 @@
+"""What surrounds every request, as one plain ASGI layer: rate, body size, security headers, access log, counters."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foreshock_service.api.limits import Buckets
+from foreshock_service.api.principal import bearer, digest
+from foreshock_service.api.problems import problem_response
+from foreshock_service.api.telemetry import Telemetry
+from foreshock_service.errors import TooLarge, TooMany
+from foreshock_service.settings import MIB, Settings
+
+access = logging.getLogger("foreshock.access")
+
+SMALL_BODY = MIB
+"""Everything but ingest is small."""
+INGEST = "/v1/ingest"
+UNLIMITED = ("/healthz", "/readyz")
+_UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+"""A page that needs more says so in its own Content-Security-Policy."""
+
+
+class BodyTooLarge(HTTPException):
+    """Raised out of `receive`. FastAPI turns any other error while it reads a body into 400."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"The body is larger than {limit} bytes.")
+
+
+class Boundary:
+    """See the module."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, telemetry: Telemetry) -> None:
+        self._app = app
+        self._settings = settings
+        self._telemetry = telemetry
+        self._ingest = Buckets(settings.ingest_rate_per_s, settings.rate_burst_s)
+        self._other = Buckets(settings.request_rate_per_s, settings.rate_burst_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/v1/"):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        try:
+            await self._guarded(scope, receive, sending)
+        finally:
+            self._note(scope, status, time.perf_counter() - started)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        ingest = scope["path"] == INGEST
+        if scope["path"] not in UNLIMITED:
+            wait_s = (self._ingest if ingest else self._other).take(_caller(request))
+            if wait_s > 0:
+                self._telemetry.rate_limited.inc()
+                problem = TooMany("Slow down.", retry_after_s=wait_s)
+                await problem_response(problem)(scope, receive, send)
+                return
+        limit = self._settings.max_body_bytes if ingest else min(SMALL_BODY, self._settings.max_body_bytes)
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > limit:
+            problem_ = TooLarge(f"The body is larger than {limit} bytes.", limit=limit)
+            await problem_response(problem_)(scope, receive, send)
+            return
+        await self._app(scope, _counted(receive, limit), send)
+
+    def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._telemetry.request(scope["method"], route, status, seconds)
+        if self._settings.access_log and route not in UNLIMITED:
+            # The query is left out: it may hold what someone pasted by mistake.
+            path = _UNPRINTABLE.sub("?", scope["path"])[:300]
+            access.info("%s %s %d %.1fms", scope["method"], path, status, 1000 * seconds)
+
+
+def _caller(request: Request) -> str:
+    """Rates are per client address and token: one busy job never starves its neighbours, and guessing is slow."""
+    host = request.client.host if request.client else ""
+    secret = bearer(request)
+    return f"{host} {digest(secret)[:16]}" if secret else host
+
+
+def _counted(receive: Receive, limit: int) -> Receive:
+    seen = 0
+
+    async def receiving() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise BodyTooLarge(limit)
+        return message
+
+    return receiving

@@ -1,0 +1,86 @@
+"""RFC 9457: every error leaves as `application/problem+json`, whoever raised it."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreshock_service.api.encoding import to_json
+from foreshock_service.errors import Problem, Unavailable, Unprocessable
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem details. Members beyond these may follow."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(examples=["urn:foreshock:problem:not_found"])
+    title: str = Field(examples=["Not found"])
+    status: int = Field(examples=[404])
+    detail: str = Field("", examples=["No run of that name."])
+
+
+def problem_response(problem: Problem) -> Response:
+    return Response(to_json(problem.body()), problem.status, problem.headers, MEDIA_TYPE)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these problems (and with those that any route may)."""
+    schema = {"$ref": "#/components/schemas/ProblemBody"}
+    every = {400, 401, 403, 413, 422, 429, 503, *statuses}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
+        for status in sorted(every)
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Gives `app` its error handlers."""
+
+    async def on_problem(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return problem_response(error)
+
+    async def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        title = HTTPStatus(error.status_code).phrase
+        slug = title.lower().replace(" ", "_").replace("-", "_")
+        body = {"type": f"urn:foreshock:problem:{slug}", "title": title, "status": error.status_code}
+        detail = "" if error.detail == title else str(error.detail)
+        return Response(to_json({**body, "detail": detail}), error.status_code, error.headers, MEDIA_TYPE)
+
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        errors = [{"where": ".".join(map(str, e["loc"])), "what": e["msg"]} for e in error.errors()[:20]]
+        detail = "; ".join(f"{e['where']}: {e['what']}" for e in errors[:3])
+        return problem_response(Unprocessable(detail, errors=errors))
+
+    async def on_store(request: Request, error: Exception) -> Response:
+        log.warning("store not available: %s %s: %s", request.method, request.url.path, type(error).__name__)
+        return problem_response(Unavailable("The database does not answer.", retry_after_s=2))
+
+    async def on_bug(_: Request, error: Exception) -> Response:
+        # Starlette raises it again after the answer, so the server logs it with its traceback.
+        return problem_response(Problem("The service has logged it."))
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(OperationalError, on_store)
+    app.add_exception_handler(Exception, on_bug)
