@@ -188,6 +188,8 @@ def _fold(
     z = excess / sigma
     calibrated = trusted or prior
     if calibrated:
+        if z >= config.large_z and drift < 0.25 * config.drift_limit:
+            onset = step  # A jump: what little had summed up before it was noise.
         drift += (z if z < config.large_z else config.large_z) - config.drift_slack
         smooth += 0.5 * (excess - smooth)
         if drift <= 0.0:

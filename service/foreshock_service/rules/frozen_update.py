@@ -12,7 +12,16 @@ from typing import Final
 import msgspec
 from pydantic import Field
 
-from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
+from foreshock_service.rules.interface import (
+    QUIET,
+    UNKNOWN,
+    Evidence,
+    Observation,
+    RuleConfig,
+    Severity,
+    StepView,
+    Verdict,
+)
 
 MOVEMENT: Final = ("weights.changed_share", "norm.update_ratio")
 """Zero in any of these says that nothing moved; each is measured apart from the log-probs."""
@@ -35,7 +44,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrozenUpdate:
-    """Critical: compute is burnt for nothing."""
+    """Critical: compute is burnt for nothing. A warning where only log-probs say so."""
 
     name = "frozen_update"
     title = "Parameters do not move"
@@ -55,24 +64,25 @@ class FrozenUpdate:
         told = [(name, values[name]) for name in MOVEMENT if name in values]
         if told:
             still = [(name, value) for name, value in told if value <= config.negligible]
-            return State(), _verdict(seen, still, gradient) if still else QUIET
+            return State(), _verdict(still, gradient) if still else QUIET
         told = [(name, values[name]) for name in (UPDATE, REFERENCE) if name in values]
         if not told:
             return state, UNKNOWN
         if any(value > config.negligible for _, value in told):
             return State(), QUIET
         after = State(state.still + 1)
-        return after, _verdict(seen, told, gradient) if after.still >= config.blind_steps else UNKNOWN
+        # Zeros are also what a host logs whose old log-probs are the current ones, so this alone only warns.
+        return after, _verdict(told, gradient, "warning") if after.still >= config.blind_steps else UNKNOWN
 
 
-def _verdict(seen: StepView, still: list[tuple[str, float]], gradient: float) -> Verdict:
+def _verdict(still: list[tuple[str, float]], gradient: float, severity: Severity = "critical") -> Verdict:
     names = ", ".join(name for name, _ in still)
     message = (
         f"The gradient norm is {gradient:.3g} and nothing moves ({names} is 0): the optimizer updates other tensors."
     )
     evidence = [Evidence(signal=name, value=value, bound=0.0, sentence="No movement at all.") for name, value in still]
     evidence.append(Evidence(signal="grad.norm", value=gradient, sentence="There was a gradient to follow."))
-    return Verdict(firing=True, severity="critical", onset_step=seen.step, message=message, evidence=evidence)
+    return Verdict(firing=True, severity=severity, message=message, evidence=evidence)
 
 
 RULE = FrozenUpdate()

@@ -1,0 +1,85 @@
+"""The engine and the trainer part; which of them is at fault is read off the policy edge."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from foreshock_service.rules.interface import StepView
+from tests.service.rules.streams import changed, healthy, incidents, opened, view
+
+RULE = "rollout_mismatch"
+
+
+def ill(value: float = 0.05, start: int = 25, steps: int = 60, seed: int = 0) -> list[StepView]:
+    return changed(
+        healthy(steps, seed), start, mismatch__kl_k2=value, mismatch__kl_k3=value, mismatch_current__kl_k2=value
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_fault_is_critical_at_the_first_step_with_policy_at_its_floor(seed: int) -> None:
+    found = incidents(ill(seed=seed))
+    assert [(i.rule, i.opened, i.severity, i.first.edge) for i in found] == [(RULE, 25, "critical", "engine")]
+
+
+def test_a_slow_drift_of_the_engine_is_found() -> None:
+    views = [
+        view(v.step, {**v.values, "mismatch.kl_k3": v.values["mismatch.kl_k3"] * math.exp(0.15 * max(0, v.step - 30))})
+        for v in healthy(90)
+    ]
+    incident = opened(views, RULE)[0]
+    assert incident.opened is not None
+    assert 31 <= incident.opened <= 55
+
+
+def test_a_training_pass_fault_is_not_an_engine_fault() -> None:
+    views = changed(healthy(60), 25, policy__kl_k2=0.05, mismatch_current__kl_k2=0.05)
+    assert opened(views, RULE) == []
+
+
+def test_a_scoring_pass_fault_is_not_an_engine_fault() -> None:
+    views = changed(healthy(60), 25, policy__kl_k2=0.05, mismatch__kl_k2=0.05, mismatch__kl_k3=0.05)
+    assert opened(views, RULE) == []
+
+
+def test_detached_old_log_probs_leave_the_edge_undecided() -> None:
+    views = [view(v.step, {k: x for k, x in v.values.items() if not k.startswith("policy")}) for v in ill()]
+    (incident,) = opened(views, RULE)
+    assert incident.first.edge == "undecided"
+
+
+def test_uncorrelated_log_probs_are_nobodys_stale_weights() -> None:
+    (incident,) = opened(changed(ill(value=5.0), 25, mismatch__logp_pearson=0.02), RULE)
+    assert (incident.severity, incident.first.edge) == ("critical", "undecided")
+    assert "other tokens or rows" in incident.first.message
+
+
+def test_where_only_a_mean_difference_is_logged_it_serves() -> None:
+    views = [view(v.step, {"mismatch.abs_mean": math.sqrt(2 * v.values["mismatch.kl_k3"])}) for v in ill(value=0.2)]
+    (incident,) = opened(views, RULE)
+    assert incident.opened is not None
+    assert incident.opened <= 28
+    assert incident.first.evidence[0].signal == "mismatch.abs_mean"
+    assert incident.first.evidence[0].value == pytest.approx(math.sqrt(0.4))
+
+
+def test_a_run_that_never_agreed_warns_by_preset() -> None:
+    found = opened(ill(value=0.3, start=0), RULE)
+    assert [i.severity for i in found] == ["warning"]
+
+
+def test_one_worst_rank_is_found() -> None:
+    views = [
+        view(v.step, v.values, reported=8, expected=8, worst={"mismatch.kl_k3": (0.4 if v.step > 30 else 5e-4, 3)})
+        for v in healthy(50)
+    ]
+    (incident,) = opened(views, RULE)
+    assert incident.opened == 31
+    assert "rank 3" in incident.first.message
+
+
+def test_tiny_changes_of_a_tiny_floor_are_no_finding() -> None:
+    views = changed(changed(healthy(60), 0, mismatch__kl_k3=1e-8), 30, mismatch__kl_k3=5e-5)
+    assert opened(views, RULE) == []
