@@ -33,7 +33,8 @@ ENGINE_SHARE = 0.1
 """Below this share of both engine edges a disagreement is taken for their consequence."""
 PEARSON = "policy.logp_pearson"
 UNRELATED = 0.3
-"""Correlation of the two sides below which they are not log-probs of the same tokens."""
+"""Correlation of the two sides below which they are not log-probs of the same tokens, if it stays there."""
+UNRELATED_STEPS = 3
 
 
 class Config(BaselineConfig):
@@ -56,6 +57,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     merged: Track = FRESH
     worst: Track = FRESH
     above_preset: int = 0
+    unrelated: int = 0
+    """Consecutive steps at which the two sides hardly correlate. One alone happens where entropy is low."""
 
 
 class OnpolicyDisagreement:
@@ -81,18 +84,19 @@ class OnpolicyDisagreement:
             worst, worst_reading = fold_log(state.worst, worst_value, seen, config, floor=LOG_FLOOR)
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
-        after = State(merged, worst, above)
+        unrelated = state.unrelated + 1 if seen.values.get(PEARSON, 1.0) < UNRELATED else 0
+        after = State(merged, worst, above, unrelated)
         floor = _host_floor(seen.settings)
         if value >= config.negligible and (
             out_of_range(reading, config) or (floor is not None and value > CALIBRATED_FLOOR_RATIO * floor)
         ):
-            return after, _verdict(seen, reading, None, floor)
+            return after, _verdict(seen, reading, None, floor, unrelated)
         if (
             worst_reading is not None
             and worst_reading.value >= config.negligible
             and out_of_range(worst_reading, config)
         ):
-            return after, _verdict(seen, worst_reading, rank, floor)
+            return after, _verdict(seen, worst_reading, rank, floor, unrelated)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"policy.kl_k2 is {value:.2g}, above {preset:.2g}, and this run has shown no lower floor: "
@@ -125,7 +129,7 @@ _WHERE: dict[Edge, str] = {
 }
 
 
-def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | None) -> Verdict:
+def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | None, unrelated_steps: int) -> Verdict:
     edge, share = odd_pass(seen)
     engine_edges = [seen.values.get(signal) for signal in ("mismatch.kl_k2", "mismatch_current.kl_k2")]
     if edge == "undecided" and all(e is not None and reading.value <= ENGINE_SHARE * e for e in engine_edges):
@@ -150,9 +154,9 @@ def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | 
     if share is not None:
         sentence = "(mismatch_current − mismatch) / policy: near 1 for the training pass, near −1 for the scoring pass."
         evidence.append(Evidence(signal="edges.share", value=share, sentence=sentence))
-    pearson = seen.values.get(PEARSON, 1.0)
-    unrelated = pearson < UNRELATED
+    unrelated = unrelated_steps >= UNRELATED_STEPS
     if unrelated:
+        pearson = seen.values[PEARSON]
         message += f" The log-probs hardly correlate ({PEARSON} {pearson:.2f}): they belong to other tokens or rows."
         evidence.append(
             Evidence(signal=PEARSON, value=pearson, bound=UNRELATED, sentence="Labels or rows that belong elsewhere.")

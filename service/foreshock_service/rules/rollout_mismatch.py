@@ -135,6 +135,8 @@ def _edge(seen: StepView) -> Edge:
         return "undecided"
     if current is None:
         return "engine" if policy <= POLICY_SHARE**2 * mismatch else "undecided"
+    if current <= POLICY_SHARE * mismatch:
+        return "scoring_pass"
     return "engine" if policy <= POLICY_SHARE * current else odd_pass(seen)[0]
 
 

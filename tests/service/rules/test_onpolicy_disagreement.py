@@ -73,6 +73,12 @@ def test_log_probs_of_other_rows_are_critical_even_in_the_scoring_pass() -> None
     assert opened(views, RULE)[0].severity == "critical"
 
 
+def test_one_step_without_correlation_proves_nothing() -> None:
+    views = ill(300.0, edge="scoring_pass")
+    views[40] = view(40, {**views[40].values, "policy.logp_pearson": 0.01})
+    assert opened(views, RULE)[0].severity == "warning"
+
+
 def test_what_follows_from_a_much_larger_engine_mismatch_only_warns() -> None:
     views = changed(healthy(60), 25, policy__kl_k2=lambda x: 100 * x, mismatch__kl_k2=0.5, mismatch_current__kl_k2=0.5)
     (incident,) = opened(views, RULE)
