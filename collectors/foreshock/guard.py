@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from logging import getLogger
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _log = getLogger("foreshock")
 P = ParamSpec("P")
@@ -61,30 +61,21 @@ class Guard:
             raise error
 
 
-class Guarded(Protocol):
-    """What a class with guarded methods has."""
+def guarded(default: Any = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a method of an object with a `guard`; `default` is returned where the collector is off or failed."""
 
-    guard: Guard
-
-
-S = TypeVar("S", bound=Guarded)
-
-
-def guarded(default: Any = None) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Decorates a public method: `default` is returned when the collector is off or its own code failed."""
-
-    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
         name = method.__name__
 
         @functools.wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            guard = self.guard
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            guard: Guard = args[0].guard  # type: ignore[attr-defined]
             if guard.off:
                 return default  # type: ignore[no-any-return]
             if guard.raise_errors:
                 guard.raise_pending()
             try:
-                return method(self, *args, **kwargs)
+                return method(*args, **kwargs)
             except HostError as carried:
                 raise carried.original from None
             except Exception as error:

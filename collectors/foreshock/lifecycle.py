@@ -37,7 +37,7 @@ def forget(monitor: Monitor) -> None:
 
 
 def _at_exit() -> None:
-    status = "crashed" if getattr(sys, "last_value", None) is not None else "exited"
+    status = "crashed" if getattr(sys, "last_value", None) is not None else "completed"
     monitors = [monitor for monitor in _live if monitor.connected]
     if not monitors:
         return

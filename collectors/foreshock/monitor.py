@@ -134,15 +134,15 @@ class Monitor:
     ) -> None:
         """Adds a micro-batch of log-probs [sequences, positions] (or packed, with `cu_seqlens`) to a pair of this step.
 
-        δ = a − b over tokens where `mask` is not 0; b is the side nearest to what was sampled. Reduced where the tensors
-        live, without waiting for the device. `policy` on later optimizer steps (`optimizer_step` > 0) lands on `update`,
-        and is missing where `old_source` is not `same_weights`. `b=None`: the engine's log-probs were not collected.
+        δ = a − b over tokens where `mask` is not 0; b is the side nearest to what was sampled. Reduced where the
+        tensors live, without waiting for the device. `policy` on later optimizer steps (`optimizer_step` > 0) lands on
+        `update`; it is missing where `old_source` is not `same_weights`. `b=None`: the engine told no log-probs.
 
-        `clip_range` is the ratio's bounds, as (0.8, 1.28), or the two ε, as (0.2, 0.28). `versions`: how many versions
-        behind the trainer the sampling engine was (int, one per row, or one per token); the pair is then also kept per
-        lag. `advantages` (per token or row) give `advantage.mean/std/abs_max`. `semantics` of side b, or {"a": …, "b": …}:
-        streams that do not mean the same are not compared, the pair is missing as `semantics_differ`. Further
-        keywords go to `foreshock.stats.pair.PairAccumulator.observe`.
+        `clip_range` is the ratio's bounds, as (0.8, 1.28), or the two ε, as (0.2, 0.28). `versions` says how many
+        versions behind the trainer the sampling engine was (int, one per row, or one per token); the pair is then also
+        kept per lag. `advantages` (per token or row) give `advantage.mean/std/abs_max`. `semantics` are side b's, or
+        {"a": …, "b": …}: streams that do not mean the same are not compared, the pair is missing as `semantics_differ`.
+        Further keywords go to `foreshock.stats.pair.PairAccumulator.observe`.
         """
         if not self.enabled:
             return
@@ -161,14 +161,20 @@ class Monitor:
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Adds scalars to this step; repeated names fold by the catalogue's merge rule (else by mean).
 
-        Values are numbers, numpy scalars or tensors with one element; those on a device are read later, without waiting.
+        Values are numbers, numpy scalars or one-element tensors; those on a device are read later, without waiting.
         """
         if self.enabled:
             self._builder.scalars.add(scalars)
 
     @guarded()
-    def checkpoint(self, path: str | os.PathLike[str], step: int, scope: Collection[str] = (), reward: float | None = None) -> None:
-        """Announces a checkpoint that was written. `scope`: which of weights, optimizer, scheduler, rng, data it holds."""
+    def checkpoint(
+        self, path: str | os.PathLike[str], step: int, scope: Collection[str] = (), reward: float | None = None
+    ) -> None:
+        """Announces a checkpoint that was written.
+
+        `scope` names what it holds, of weights, optimizer, scheduler, rng, data. `reward` is by default the last
+        `reward.validation` of a step.
+        """
         if not self.enabled:
             return
         data: dict[str, Any] = {"path": os.fspath(path), "step": operator.index(step)}
@@ -182,8 +188,11 @@ class Monitor:
 
     @guarded()
     def notice(self, kind: str, step: int | None = None, **data: Any) -> None:
-        """Tells of something that happened: `settings` (lr, batch …: baselines begin a new segment), `weights` (version,
-        checksum, changed_share, side, ok), `flush` (engine), `note` (text), or a kind of the host's own."""
+        """Tells of something that happened.
+
+        `settings` (lr, batch …: baselines begin a new segment), `weights` (version, checksum, changed_share, side, ok),
+        `flush` (engine), `note` (text), or a kind of the host's own.
+        """
         if self.enabled:
             self._put_notice(kind, plain(data), step)
 
@@ -221,7 +230,7 @@ class Monitor:
     def new_attempt(self, reason: str = "rollback") -> None:
         """Begins a new attempt: step numbers may start again.
 
-        Happens by itself when a `rollback` is done; before the next step was sealed, calling it (again) changes nothing.
+        Happens by itself when a `rollback` is done; until the next step is sealed, calling it (again) changes nothing.
         Inside a handler it takes effect once the command has been answered.
         """
         if not self.enabled:
@@ -234,8 +243,8 @@ class Monitor:
     def finish(self, status: str = "completed", detail: Any = None) -> None:
         """Ends the run as `completed`, `failed`, `stopped` …
 
-        Waits at most `finish_s` for the service; what it did not take is spooled for a successor. Later calls of
-        any method do nothing. Happens by itself at interpreter exit, as `exited` or `crashed`, within `exit_flush_s`.
+        Waits at most `finish_s` for the service; what it did not take is spooled for a successor. Later calls of any
+        method do nothing. Happens by itself at interpreter exit (`completed`, or `crashed`), within `exit_flush_s`.
         """
         self.end(status, detail, self.settings.finish_s)
         if self.settings.raise_errors:
@@ -308,7 +317,7 @@ class Monitor:
         """Counts rejected scalars; the first of each kind are told in a notice."""
         scalars = self._builder.scalars
         self.losses.add("invalid_signal", scalars.rejections - self._rejections)
-        texts = [f"{name!r}: {why}" for name, why in scalars.newly_rejected()] if scalars.rejections > self._rejections else []
+        texts = [f"{name!r}: {why}" for name, why in scalars.newly_rejected()]
         self._rejections = scalars.rejections
         texts += self._builder.notes
         self._builder.notes = []
@@ -341,7 +350,6 @@ class Monitor:
         self._told_kinds = self._kinds()
         return {
             "config": self._consent.config,
-            "settings": {},
             "capabilities": sorted(self._told_kinds),
             "mode": self._consent.mode,
             "controller": self._extras.controller,
@@ -351,7 +359,8 @@ class Monitor:
     @guarded()
     def _announce_kinds(self) -> None:
         self._told_kinds = self._kinds()
-        self._put_notice("capabilities", {"capabilities": sorted(self._told_kinds)}, None)
+        data = {"capabilities": sorted(self._told_kinds), "controller": self._extras.controller}
+        self._put_notice("started", data, None)
 
     def _replied(self, reply: Reply, generation: int) -> None:
         """On the sender's thread: learns the attempt's number, and of commands."""

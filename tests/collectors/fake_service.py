@@ -23,7 +23,7 @@ Misbehaviour = Callable[["Request"], bool]
 
 
 class FakeService:
-    """Stores items once per (client, sequence), as the real one does; answers acks; holds commands for the controller."""
+    """Stores items once per (client, sequence), as the real one does; answers acks; holds commands."""
 
     def __init__(self, port: int = 0) -> None:
         self.envelopes: list[Envelope] = []
@@ -152,7 +152,8 @@ class Request(BaseHTTPRequestHandler):
             while not self.owner.commands and time.monotonic() < deadline:
                 self.owner.changed.wait(0.05)
             commands = list(self.owner.commands)
-        self.answer(200, msgspec.json.encode({"verdict": "healthy", "attempt": self.owner.attempt, "commands": commands}))
+        health = {"verdict": "healthy", "attempt": self.owner.attempt, "commands": commands}
+        self.answer(200, msgspec.json.encode(health))
 
     def answer(self, status: int, body: bytes, content_type: str = "application/json", **headers: str) -> None:
         self.send_response(status)

@@ -6,16 +6,20 @@ before it is queued: no answer, no execution.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 
 import msgspec
 
 from foreshock.control.inbox import Inbox, Pending
 from foreshock.transport.clock import boot_s
-from foreshock.transport.http import Http
+from foreshock.transport.http import Answer, Http
 from foreshock.transport.losses import Losses
 from foreshock.wire.commands import COMMAND_KINDS, Ack, Command
 
+ACCEPT_S = 5.0
+"""Longest wait for the answer to an acceptance."""
+PAUSE_S = 0.2
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 
 
@@ -61,9 +65,7 @@ class Acceptance:
             return False
         expires_s = received_s + command.expires_in_s
         ack = Ack(state="accepted", client=self._client, attempt=command.attempt)
-        answer = http.post(
-            f"/v1/commands/{command.id}/ack", msgspec.json.encode(ack), {"Content-Type": "application/json"}
-        )
+        answer = self._accept(command, ack, http)
         if answer.ok and boot_s() < expires_s:
             self._inbox.put(Pending(command, expires_s))
             return True
@@ -71,6 +73,16 @@ class Acceptance:
             # It may have been accepted without our knowing. It will not be executed, and the service shall know.
             self._refuse(command, "expired before it was accepted" if answer.ok else "the acceptance was not answered")
         return False
+
+    def _accept(self, command: Command, ack: Ack, http: Http) -> Answer:
+        """Asks a second time where the first was not answered: the service confirms a repeated acceptance."""
+        body = msgspec.json.encode(ack)
+        for last in (False, True):
+            answer = http.post(f"/v1/commands/{command.id}/ack", body, {"Content-Type": "application/json"}, ACCEPT_S)
+            if not answer.keep or last:
+                break
+            time.sleep(PAUSE_S)
+        return answer
 
     def _ours(self, command: Command) -> bool:
         return (

@@ -12,9 +12,10 @@ Detail = str | Mapping[str, Any] | None
 
 
 class Command:
-    """One action. A handler's return value answers it; in the loop over `commands()` call `done`, `failed` or `refused`.
+    """One action of a command.
 
-    The first answer counts; after one that is not `done` the command's remaining actions are not carried out.
+    A handler's return value answers it; in the loop over `commands()` call `done`, `failed` or `refused`. The first
+    answer counts; after one that is not `done` the command's remaining actions are not carried out.
     """
 
     def __init__(

@@ -53,13 +53,14 @@ class Executor:
         self._step: int | None = None
 
     def share(self, step: int | None) -> list[Pending]:
-        """What is due at this boundary, the same on all ranks. With `broadcast` every rank must come here every time."""
+        """What is due at this boundary, the same on all ranks; with `broadcast` every rank comes here every time."""
         due = self._due(step) if self._controller else []
         if self._broadcast is None:
             return due
         payload = None
         if self._controller:
-            payload = {"commands": [[msgspec.to_builtins(p.command), p.expires_s - boot_s()] for p in due], "paused": self.paused}
+            commands = [[msgspec.to_builtins(pending.command), pending.expires_s - boot_s()] for pending in due]
+            payload = {"commands": commands, "paused": self.paused}
         try:
             received = self._broadcast(payload)
         except Exception as error:
@@ -81,7 +82,7 @@ class Executor:
                 self._manual.append(pending)
 
     def wait_while_paused(self, step: int | None) -> None:
-        """Blocks until `resume`, `stop` or the limit; carries out what else comes meanwhile. KeyboardInterrupt passes."""
+        """Blocks until `resume`, `stop` or the limit; carries out what comes meanwhile. KeyboardInterrupt passes."""
         limit_s = boot_s() + self._pause_limit_s
         while self.paused:
             if self._controller or self._broadcast is None:

@@ -24,7 +24,8 @@ class Health(msgspec.Struct, kw_only=True):
     """What the poller reads of `GET /v1/runs/{run}/health`."""
 
     verdict: str = "unknown"
-    version: Any = None
+    seen: str | None = None
+    """What the service can tell news by; sent back with the next question."""
     commands: list[msgspec.Raw] = []
 
 
@@ -41,7 +42,7 @@ class Poller:
         self._random = random.Random()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._version: Any = None
+        self._seen: str | None = None
         self._failures = 0
 
     def ensure_thread(self) -> None:
@@ -72,8 +73,8 @@ class Poller:
     def _ask(self) -> float:
         """Asks once; returns how long to pause before the next time, in seconds."""
         query: dict[str, Any] = {"wait": self._settings.poll_s, "client": self._client}
-        if self._version is not None:
-            query["version"] = self._version
+        if self._seen is not None:
+            query["seen"] = self._seen
         began = time.monotonic()
         answer = self._http.get(
             f"{self._path}?{urlencode(query)}", timeout_s=self._settings.poll_s + self._settings.timeout_s
@@ -84,8 +85,8 @@ class Poller:
         if health is None:
             return self._failed(answer)
         self._failures = 0
-        news = health.version is not None and health.version != self._version
-        self._version = health.version if isinstance(health.version, int | str) else None
+        news = health.seen is not None and health.seen != self._seen
+        self._seen = health.seen
         taken = self._acceptance.offer(_commands(health), self._http)
         if taken or (news and not health.commands) or time.monotonic() - began > 0.5:
             return 0.0

@@ -1,4 +1,4 @@
-"""One rank's step, from calls of the host to a sealed frame. Sealing is cheap; building happens on the sender's thread."""
+"""One rank's step, from calls of the host to a sealed frame. Sealing is cheap; the sender's thread builds."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ class StepBuilder:
             self.scalars.add(self._advantages.scalars())
         missing = {key: why for key, why in self._missing.items() if key not in self._pairs}
         step_s = None if self._last_end_s is None else now_s - self._last_end_s
-        sealed = SealedStep(step, self.scalars.seal(), self._pairs, missing, self._new_semantics, step_s, self._evidence)
+        folded = self.scalars.seal()
+        sealed = SealedStep(step, folded, self._pairs, missing, self._new_semantics, step_s, self._evidence)
         self._last_end_s = now_s
         self.reset()
         return sealed

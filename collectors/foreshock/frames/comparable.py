@@ -12,7 +12,8 @@ from typing import Any
 from foreshock.wire.envelope import Semantics
 
 _NEUTRAL_TRUNCATION = {
-    "top_k": ("-1", "0", "none"), "top_p": ("1", "1.0", "none"), "min_p": ("0", "0.0", "none"), "typical_p": ("1", "1.0"),
+    "top_k": ("-1", "0", "none"), "top_p": ("1", "1.0", "none"),
+    "min_p": ("0", "0.0", "none"), "typical_p": ("1", "1.0"),
 }  # fmt: skip
 _NEUTRAL_PENALTIES = {
     "repetition": ("1", "1.0"), "repetition_penalty": ("1", "1.0"),

@@ -25,7 +25,7 @@ def by_lag(versions: Any, mask: Any, like: Any, max_lag: int) -> Iterator[tuple[
     elif lags.shape != like.shape:
         raise ValueError(f"versions of shape {tuple(lags.shape)} fit neither tokens {tuple(like.shape)} nor its rows")
     on_host = lags.device.type == "cpu"
-    present = lags.unique().tolist() if on_host else range(max_lag + 1)
+    present = torch.unique(lags).tolist() if on_host else range(max_lag + 1)
     for lag in present:
         chosen = (lags == lag).to(like.device, non_blocking=True).expand(like.shape)
         yield int(lag), chosen if mask is None else (mask.bool() & chosen)

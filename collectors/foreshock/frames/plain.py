@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 _SECRET = re.compile(r"(token|secret|passw|api_?key|credential|authorization)", re.IGNORECASE)
-_HARMLESS = re.compile(r"(tokens|tokenizer|_token_id|token_ids?|max_token|num_token|token_level|_per_token|token_mean)", re.IGNORECASE)
+_HARMLESS = re.compile(r"(tokens|tokenizer|token_id|(max|num|per)_token|token_(level|mean|type))", re.IGNORECASE)
 MAX_DEPTH, MAX_NODES, MAX_TEXT = 8, 5000, 2000
 _INT64 = 1 << 63
 

@@ -6,6 +6,7 @@ once into pinned memory, and read by the sender when the copy's event has fired.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from numbers import Real
@@ -51,14 +52,17 @@ class DeviceCopy:
     def __init__(self, names: list[str], tensors: list[Any]) -> None:
         import torch
 
-        stacked = torch.stack([t.reshape(()).to(torch.float64 if t.device.type != "mps" else torch.float32) for t in tensors])
+        wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+        stacked = torch.stack([tensor.reshape(()).to(wide) for tensor in tensors])
         self._names = names
         self._host = stacked.to("cpu", non_blocking=True)
-        module = getattr(torch, stacked.device.type, None)
-        self._event = None
-        if hasattr(module, "Event"):
-            with module.device(stacked.device) if hasattr(module, "device") else _Nothing():
-                self._event = module.Event()
+        self._event: Any = None
+        if stacked.device.type != "cpu":
+            module = getattr(torch, stacked.device.type)
+            self._event = module.Event()
+            if hasattr(module, "current_stream"):
+                self._event.record(module.current_stream(stacked.device))
+            else:
                 self._event.record()
 
     def ready(self) -> bool:
@@ -66,12 +70,6 @@ class DeviceCopy:
 
     def read(self) -> list[tuple[str, float]]:
         return list(zip(self._names, self._host.tolist(), strict=True))
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: object) -> None: ...
 
 
 class Scalars:
@@ -178,5 +176,5 @@ def _fold(values: dict[str, float], counts: dict[str, int], name: str, value: fl
         values[name] = old * (count / (count + 1)) + value / (count + 1)
     elif rule == "sum":
         values[name] = old + value
-    elif rule == "last" or value != value or (value > old if rule == "max" else value < old):
+    elif rule == "last" or math.isnan(value) or (value > old if rule == "max" else value < old):
         values[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from foreshock.transport.losses import Losses
-from foreshock.transport.spool import Header, Spool, fcntl, remove
+from foreshock.transport.spool import Header, Spool, remove
 
 
 def adopt(root: Path, run: str, url: str, max_bytes: int, keep_s: float) -> Iterator[Spool]:
@@ -19,7 +20,7 @@ def adopt(root: Path, run: str, url: str, max_bytes: int, keep_s: float) -> Iter
 
     Spools that someone alive holds, or that belong elsewhere, stay as they are.
     """
-    if fcntl is None or not root.is_dir():
+    if not root.is_dir():
         return
     for folder in sorted(root.iterdir(), key=_touched):
         header = _header(folder)

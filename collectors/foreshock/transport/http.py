@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keep(self) -> bool:
-        """Later may help: no answer, an answer that is none (1xx to 3xx), not authorised (yet), too many, server's fault."""
+        """Later may help: no answer, or none that counts (1xx to 3xx), not authorised yet, too many, server's fault."""
         return (self.status < 400 and not self.ok) or self.status in (401, 403, 408, 429) or self.status >= 500
 
 

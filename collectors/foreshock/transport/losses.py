@@ -1,8 +1,8 @@
 """What was lost, by reason, cumulative over a client's life. Travels in every envelope.
 
-`queue_full` memory was full · `spool_full` · `disk_full` · `spool_unwritable` · `corrupt` a spooled record did not pass
-its check sum · `refused` the service refused it for good · `too_large` · `unencodable` · `invalid_signal` a scalar with a
-bad name or value · `command_ignored` a command for another attempt, late, twice or never announced.
+`queue_full` memory was full · `spool_full` · `disk_full` · `spool_unwritable` · `corrupt` a spooled record failed its
+check sum · `refused` the service refused it for good · `too_large` · `unencodable` · `invalid_signal` a scalar with a
+bad name or value · `command_ignored` a command for another run or attempt, or of a kind that was never announced.
 """
 
 from __future__ import annotations

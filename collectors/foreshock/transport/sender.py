@@ -38,7 +38,10 @@ _stored_ack = msgspec.msgpack.Decoder(StoredAck)
 
 
 class Sender:
-    """Owns the queue, the thread, the own stream and the adopted ones. `on_reply(reply, generation)` runs on the thread."""
+    """Owns the queue, the thread, the own stream and the adopted ones.
+
+    `on_reply(reply, generation)` runs on the thread; `generation` is −1 where it is not sure which the reply speaks of.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Sender:
     # --- the host's side -----------------------------------------------------------------------------------------
 
     def put(self, make: Callable[[int], Item]) -> None:
-        """Appends the item that `make(sequence)` gives; costs microseconds, never waits for more than a deque's lock."""
+        """Appends the item that `make(sequence)` gives; costs microseconds, waits for no more than a deque's lock."""
         with self._wake:
             if self._closed:
                 return
@@ -100,7 +103,7 @@ class Sender:
         self._ensure_thread()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything was sent, at most `timeout_s`; whether it was. Tries at once, whatever the back-off."""
+        """Waits until all is sent, at most `timeout_s`; whether it was. Tries at once, whatever the back-off."""
         if self._closed:
             return False
         with self._wake:
@@ -293,7 +296,7 @@ class Sender:
         elif answer.status in _BY_CONTENT and len(records) > 1:
             stream.halve(records)
         else:
-            _log.warning("foreshock: the service refused an envelope for good: status %d %r", answer.status, answer.body[:300])
+            _log.warning("foreshock: an envelope was refused for good: status %d %r", answer.status, answer.body[:300])
             stream.drop(records, "refused")
             self._succeeded()
         return None
@@ -331,8 +334,8 @@ class Sender:
 
     def _adopt(self) -> None:
         """Takes over what dead clients of this run left."""
-        found = adopt(self._root, self._own.header.run, self.settings.url, self.settings.spool_bytes, self.settings.spool_keep_s)
-        for spool in found:
+        chosen = self.settings
+        for spool in adopt(self._root, self._own.header.run, chosen.url, chosen.spool_bytes, chosen.spool_keep_s):
             with self._work:
                 self._adopted.append(Stream(spool.header, Backlog.of(spool), spool.losses, self._boot, None))
 

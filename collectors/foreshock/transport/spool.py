@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import struct
 import zlib
 from collections import deque
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # no flock on Windows: every spool looks abandoned, so none is adopted there (see adopt.py)
-    fcntl = None  # type: ignore[assignment]
 
 import msgspec
 
@@ -92,8 +88,7 @@ class Spool:
             _private(root)
             made.mkdir(mode=0o700)
             lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (made / "header.json").write_bytes(msgspec.json.encode(header))
             made.rename(root / header.client)
         except OSError as error:

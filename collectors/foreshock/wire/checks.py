@@ -51,12 +51,12 @@ def check(envelope: Envelope, limits: Limits) -> None:
     _counts("losses", envelope.losses, 100)
     _counts("expected_ranks", envelope.expected_ranks or {}, 16)
     seen: set[int] = set()
-    for item in (*envelope.frames, *envelope.notices):
-        _item(item, envelope.sequence, seen)
-        if isinstance(item, Frame):
-            _frame(item, limits)
-        else:
-            _notice(item, limits)
+    for frame in envelope.frames:
+        _item(frame, envelope.sequence, seen)
+        _frame(frame, limits)
+    for notice in envelope.notices:
+        _item(notice, envelope.sequence, seen)
+        _notice(notice, limits)
 
 
 def _item(item: Frame | Notice, highest: int, seen: set[int]) -> None:
@@ -75,8 +75,9 @@ def _frame(frame: Frame, limits: Limits) -> None:
     _place(frame.role, frame.rank)
     if len(frame.pairs) > limits.pairs:
         raise TooLarge(f"{len(frame.pairs)} pairs in a frame, at most {limits.pairs} are taken")
-    if max(len(frame.scalars), len(frame.missing)) > limits.signals:
-        raise TooLarge(f"{max(len(frame.scalars), len(frame.missing))} signals in a frame, at most {limits.signals} are taken")
+    signals = max(len(frame.scalars), len(frame.missing))
+    if signals > limits.signals:
+        raise TooLarge(f"{signals} signals in a frame, at most {limits.signals} are taken")
     for name in (*frame.scalars, *frame.pairs, *frame.missing, *frame.semantics):
         if not valid_name(name):
             raise Malformed(f"not a signal name: {name[: MAX_NAME + 1]!r}")

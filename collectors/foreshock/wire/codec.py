@@ -3,7 +3,8 @@
 JSON cannot spell non-finite numbers: they are the strings "nan", "inf" and "-inf" there, in scalars and pair records,
 and are numbers again once decoded. Inside a notice's free `data` they stay strings.
 
-`decode_envelope` takes bytes from anyone: whatever they are, it returns an Envelope within `limits` or raises a WireError.
+`decode_envelope` takes bytes from anyone: whatever they are, it returns an Envelope within `limits` or raises a
+WireError.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _from_json(body: bytes) -> Envelope:
 def _check_version(protocol: object) -> None:
     if isinstance(protocol, int) and not isinstance(protocol, bool) and protocol not in SUPPORTED:
         spoken = ", ".join(str(version) for version in sorted(SUPPORTED))
-        raise UnsupportedVersion(f"protocol {str(protocol)[:20]} is not spoken here; {spoken} is: upgrade the older side")
+        raise UnsupportedVersion(f"protocol {str(protocol)[:20]} is not spoken here, {spoken} is: upgrade one side")
 
 
 def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
@@ -175,7 +176,7 @@ def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
 def _spelt(tree: Any) -> Any:
     """A copy with non-finite floats as strings."""
     if isinstance(tree, float) and not math.isfinite(tree):
-        return "nan" if tree != tree else ("inf" if tree > 0 else "-inf")
+        return "nan" if math.isnan(tree) else ("inf" if tree > 0 else "-inf")
     if isinstance(tree, dict):
         return {key: _spelt(value) for key, value in tree.items()}
     if isinstance(tree, list):

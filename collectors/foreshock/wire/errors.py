@@ -16,23 +16,23 @@ class WireError(Exception):
     status = 400
 
 
-class Malformed(WireError):
+class Malformed(WireError):  # noqa: N818
     """Not what the schema says."""
 
 
-class TooLarge(WireError):
+class TooLarge(WireError):  # noqa: N818
     """More than the limits allow."""
 
     status = 413
 
 
-class UnsupportedMediaType(WireError):
+class UnsupportedMediaType(WireError):  # noqa: N818
     """A content type or encoding that is not spoken here."""
 
     status = 415
 
 
-class UnsupportedVersion(WireError):
+class UnsupportedVersion(WireError):  # noqa: N818
     """A protocol version outside `SUPPORTED`."""
 
     status = 426
