@@ -1,0 +1,166 @@
+"""Checkpoints as the trainer announced them: `candidate` → `healthy` → `quarantined`, and the one to go back to.
+
+The service never opens a checkpoint: a path is a word of the trainer's. Only with `Limits.verify_checkpoints`, where
+service and trainer share a file system, it asks whether the path exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import CursorResult, select, update
+from sqlalchemy.orm import Session
+
+from foreshock_service.commands.limits import DEFAULTS, Limits
+from foreshock_service.incidents import book
+from foreshock_service.incidents.causes import PRECURSORS
+from foreshock_service.incidents.conflicts import insert_ignoring
+from foreshock_service.rules.interface import StepView
+from foreshock_service.store.models import Attempt, Checkpoint, Incident, Run
+
+logger = logging.getLogger(__name__)
+
+MAX_PATH: Final = 4096
+"""Characters; longer ones are no paths."""
+
+
+class BadPath(ValueError):  # noqa: N818
+    """What was announced cannot be a path."""
+
+
+def checked_path(path: Any) -> str:
+    """The path as it is. Raises BadPath for what is empty, no text, over 4096 characters, or holds a NUL or newline."""
+    if not isinstance(path, str) or not path.strip():
+        raise BadPath("a checkpoint's path must be a text that is not empty")
+    if len(path) > MAX_PATH:
+        raise BadPath(f"a checkpoint's path has at most {MAX_PATH} characters, not {len(path)}")
+    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in path):
+        raise BadPath("a checkpoint's path holds no control characters")
+    return path
+
+
+def register(session: Session, run: Run, attempt: int, step: int, data: Mapping[str, Any], now: float) -> bool:
+    """Notes what a checkpoint's notice announced, {path, scope, …}, as `candidate`; True where it is new.
+
+    Announcing it again changes nothing. What cannot be a path is left out and logged: the envelope that brought it is
+    stored all the same.
+    """
+    try:
+        path = checked_path(data.get("path"))
+    except BadPath as error:
+        logger.warning("run %s, attempt %d, step %d: %s", run.name, attempt, step, error)
+        return False
+    scope = data.get("scope")
+    values = {
+        "id": uuid.uuid4().hex,
+        "run_id": run.id,
+        "attempt": attempt,
+        "step": step,
+        "path": path,
+        "path_hash": hashlib.sha256(path.encode()).hexdigest(),
+        "scope": [str(item)[:32] for item in scope[:16]] if isinstance(scope, list) else [],
+        "status": "candidate",
+        "reason": "",
+        "registered_at": now,
+    }
+    return insert_ignoring(session, Checkpoint, values)
+
+
+def promote(session: Session, run: Run, seen: StepView, *, limits: Limits = DEFAULTS) -> int:
+    """Candidates of this attempt that were followed by enough clean steps become healthy; returns how many.
+
+    Clean: no incident is open that is critical or can lead to one. Onset margins are the quarantine's.
+    """
+    ripe = seen.step - limits.promote_steps
+    candidates = select(Checkpoint.id).where(
+        Checkpoint.run_id == run.id,
+        Checkpoint.attempt == seen.attempt,
+        Checkpoint.status == "candidate",
+        Checkpoint.step <= ripe,
+    )
+    if not session.execute(candidates.limit(1)).first():
+        return 0
+    if any(distrusted(i) for i in book.incidents(session, run.id, book.ACTIVE)):
+        return 0
+    statement = update(Checkpoint).where(
+        Checkpoint.run_id == run.id,
+        Checkpoint.attempt == seen.attempt,
+        Checkpoint.status == "candidate",
+        Checkpoint.step <= ripe,
+    )
+    reason = f"followed by {limits.promote_steps} clean steps"
+    return _count(session, statement.values(status="healthy", reason=reason))
+
+
+def distrusted(incident: Incident) -> bool:
+    """True where checkpoints taken during this incident are not to be gone back to.
+
+    A scoring-pass fault touches no weights; silence and absent ranks say nothing of them.
+    """
+    if incident.edge == "scoring_pass" or incident.rule in ("silent_run", "missing_ranks"):
+        return False
+    return incident.severity == "critical" or incident.rule in PRECURSORS
+
+
+def quarantine(session: Session, run: Run, incident: Incident, *, limits: Limits = DEFAULTS) -> int:
+    """Distrusts what was saved from the onset minus a margin on, even if it looked healthy; nothing is deleted.
+
+    Returns how many were newly quarantined: those of the attempt of the onset, and of later attempts.
+    """
+    if incident.onset_step is None or not distrusted(incident):
+        return 0
+    attempt, step = incident.attempt, incident.onset_step - limits.onset_margin_steps
+    same = (Checkpoint.attempt == attempt) & (Checkpoint.step >= step)
+    statement = update(Checkpoint).where(
+        Checkpoint.run_id == run.id,
+        Checkpoint.status.in_(("candidate", "healthy")),
+        same | (Checkpoint.attempt > attempt),
+    )
+    reason = f"{incident.rule} since step {incident.onset_step} of attempt {attempt}"
+    return _count(session, statement.values(status="quarantined", reason=reason))
+
+
+def target(session: Session, run: Run, *, before: int | None = None, limits: Limits = DEFAULTS) -> Checkpoint | None:
+    """The newest healthy checkpoint in the lineage of the run's current attempt, or None.
+
+    The lineage: all of the current attempt, then of each earlier one only what came before the step at which its
+    successor began, since what followed was rolled back or never resumed from. `before` bounds the current attempt.
+    """
+    bound: float = math.inf if before is None else before
+    for attempt, first_step in _lineage(session, run):
+        query = select(Checkpoint).where(
+            Checkpoint.run_id == run.id, Checkpoint.attempt == attempt, Checkpoint.status == "healthy"
+        )
+        if bound < math.inf:
+            query = query.where(Checkpoint.step < int(bound))
+        for checkpoint in session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.registered_at.desc())):
+            if not limits.verify_checkpoints or os.path.exists(checkpoint.path):
+                return checkpoint
+        if first_step is not None:
+            bound = min(bound, first_step)
+    return None
+
+
+def any_known(session: Session, run_id: int) -> bool:
+    """True where the run has announced a checkpoint that is not quarantined."""
+    query = select(Checkpoint.id).where(Checkpoint.run_id == run_id, Checkpoint.status != "quarantined")
+    return session.execute(query.limit(1)).first() is not None
+
+
+def _lineage(session: Session, run: Run) -> list[tuple[int, int | None]]:
+    """(attempt, its first step), from the current attempt back."""
+    query = select(Attempt.ordinal, Attempt.first_step).where(Attempt.run_id == run.id, Attempt.ordinal <= run.attempt)
+    rows = dict(session.execute(query).tuples().all())
+    return [(n, rows.get(n)) for n in range(run.attempt, 0, -1)]
+
+
+def _count(session: Session, statement: Any) -> int:
+    result = session.execute(statement, execution_options={"synchronize_session": False})
+    assert isinstance(result, CursorResult)
+    return result.rowcount

@@ -1,0 +1,313 @@
+"""The signatures: for each cause, the readings that speak for it and against it, with their bounds and sources.
+
+A reading is (sentence, weight, number, holds); `holds` None: cannot be told. Bounds come from the measured tables in
+docs/diagnosis.md; they were set on small models and one synthetic language, so they rank and never prove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from foreshock_service.diagnosis.figures import Figures
+from foreshock_service.rules.interface import Edge
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One number held against one bound."""
+
+    sentence: str
+    weight: float
+    value: float | None
+    holds: bool | None
+    veto: bool = False
+    """Where it does not hold, the cause is out, however much else speaks for it."""
+
+
+def below(sentence: str, value: float | None, bound: float, weight: float = 1.0, *, veto: bool = False) -> Reading:
+    """Holds up to `bound`."""
+    return Reading(sentence, weight, value, None if value is None else value <= bound, veto)
+
+
+def above(sentence: str, value: float | None, bound: float, weight: float = 1.0, *, veto: bool = False) -> Reading:
+    """Holds from `bound` on."""
+    return Reading(sentence, weight, value, None if value is None else value >= bound, veto)
+
+
+def between(
+    sentence: str, value: float | None, low: float, high: float, weight: float = 1.0, *, veto: bool = False
+) -> Reading:
+    """Holds from `low` to `high`."""
+    return Reading(sentence, weight, value, None if value is None else low <= value <= high, veto)
+
+
+def said(sentence: str, holds: bool | None, weight: float = 1.0, *, veto: bool = False) -> Reading:
+    """Something that was said or noticed rather than measured; unsaid (None) does not count."""
+    return Reading(sentence, weight, None, holds, veto)
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause: where it can sit, what it looks like, and which experiment decides what statistics cannot."""
+
+    name: str
+    title: str
+    edges: frozenset[Edge | None]
+    """None: no edge is up."""
+    read: Callable[[Figures], Sequence[Reading]]
+    decided_by: tuple[str, ...] = ()
+    family: str | None = None
+    """Causes of one family cannot be told apart by these statistics."""
+
+
+TRAINER: Final[frozenset[Edge | None]] = frozenset({"training_pass", "scoring_pass", "undecided"})
+ENGINE: Final[frozenset[Edge | None]] = frozenset({"engine", "undecided"})
+ANY: Final[frozenset[Edge | None]] = TRAINER | ENGINE
+
+
+def _correlated(f: Figures, bound: float = 0.5) -> Reading:
+    return above("the two sides correlate", f.of("logp_pearson"), bound, 0.5, veto=True)
+
+
+def _two_sided(f: Figures, weight: float = 0.5) -> Reading:
+    return below("differences go both ways: |mean| / mean |δ|", f.share("delta_mean", "abs_mean"), 0.5, weight)
+
+
+def _numeric_noise(f: Figures) -> list[Reading]:
+    trainer = f.pair == "policy"
+    return [
+        said("the pair is inside the run's own baseline", f.in_band(), 3.0, veto=True),
+        below("half mean square, within rounding", f.of("kl_k2"), 2.5e-5 if trainer else 3e-3, 1.5),
+        below(
+            "median |δ| over its 99 % quantile: mostly tiny, rarely one ulp", f.tail(), 0.02 if trainer else 0.2, 1.0
+        ),
+        between("slope of a on b", f.of("slope"), 0.98, 1.02, 0.5, veto=True),
+        _correlated(f, 0.98),
+        _two_sided(f),
+    ]
+
+
+def _dropout(f: Figures) -> list[Reading]:
+    return [
+        above("half mean square: far above rounding", f.of("kl_k2"), 1e-3, 1.0, veto=True),
+        below(
+            "share of tokens with δ > 0: noise lowers the sampled token's log-prob", f.of("positive_share"), 0.46, 1.5
+        ),
+        below("mean δ is negative", f.of("delta_mean"), 0.0, 1.0),
+        between("slope of a on b, just below 1", f.of("slope"), 0.85, 0.995, 1.5),
+        between("δ explained by b", f.explained(), 0.02, 0.4, 1.0),
+        below("no token is untouched", f.of("zero_share"), 0.05, 0.5),
+        below("no growth over steps", f.growth(), 1.5, 1.0),
+        _correlated(f, 0.9),
+    ]
+
+
+def _stale_trainer(f: Figures) -> list[Reading]:
+    return [
+        between("slope of a on b", f.of("slope"), 0.9, 1.1, 1.5, veto=True),
+        below("δ is not explained by b", f.explained(), 0.1, 1.0),
+        between("share of tokens with δ > 0", f.of("positive_share"), 0.4, 0.6, 1.0),
+        above("median |δ| over its 99 % quantile: a bell, not rare jumps", f.tail(), 0.03, 1.0),
+        below("kurtosis of δ", f.of("delta_kurtosis"), 15.0, 0.5),
+        above("grows over steps", f.growth(), 1.3, 1.0),
+        above("share of sequences untouched: one rank or part is stale", f.of("seq_zero_share"), 0.05, 0.5),
+        _correlated(f, 0.7),
+    ]
+
+
+def _stale_engine(f: Figures) -> list[Reading]:
+    return [
+        between("slope of a on b", f.of("slope"), 0.85, 1.2, 1.5, veto=True),
+        below("δ is not explained by b", f.explained(), 0.15, 1.0),
+        _two_sided(f, 1.0),
+        above("grows over steps", f.growth(), 1.15, 1.5),
+        above("versions between sampling and training", f.scalar("staleness.mean"), 0.5, 2.0),
+        below("share of tensors that changed at the last sync", f.scalar("weights.changed_share"), 0.5, 2.0),
+        said("a weight sync reported failure", True if f.noticed("weights", ok=False) else None, 3.0),
+        said("the engine stores other precision than the trainer", _not(_quantised_setting(f)), 1.0),
+        _correlated(f, 0.6),
+    ]
+
+
+def _stale_cache(f: Figures) -> list[Reading]:
+    return [
+        above("first response tokens are worse than the last", f.early(), 2.0, 1.5, veto=True),
+        above("first token over the mean", f.share("first_abs_mean", "abs_mean"), 2.0, 1.0),
+        above("some sequences only: share above ten times the median one", f.of("seq_outlier"), 0.02, 1.5),
+        said("the cache was flushed", False if f.noticed("flush") else None, 1.5),
+        between("slope of a on b", f.of("slope"), 0.85, 1.15, 0.5),
+        _correlated(f, 0.6),
+    ]
+
+
+def _quantised(f: Figures) -> list[Reading]:
+    return [
+        said("the engine says that it stores other precision", _quantised_setting(f), 3.0),
+        below("no growth: there at once and at once in full", f.growth(), 1.15, 1.5),
+        _two_sided(f, 1.0),
+        below("δ is not explained by b", f.explained(), 0.2, 0.5),
+        above("half mean square: above bf16's floor", f.of("kl_k2"), 3e-3, 1.0, veto=True),
+        below("engine and trainer hold the same version", f.scalar("staleness.mean"), 0.5, 0.5),
+        _correlated(f, 0.4),
+    ]
+
+
+def _temperature(f: Figures) -> list[Reading]:
+    slope = f.of("slope")
+    return [
+        above("δ explained by b: one side is a multiple of the other", f.explained(), 0.5, 3.0, veto=True),
+        above("distance of the slope from 1", None if slope is None else abs(slope - 1), 0.02, 1.5, veto=True),
+        _correlated(f, 0.8),
+        below("no growth over steps", f.growth(), 1.5, 0.5),
+    ]
+
+
+def _truncation(f: Figures) -> list[Reading]:
+    positive = f.of("positive_share")
+    lopsided = None if positive is None else max(positive, 1 - positive)
+    return [
+        above("one-sided: |mean δ| over mean |δ|", f.share("delta_mean", "abs_mean"), 0.8, 2.0, veto=True),
+        above("one-sided: share of tokens on the larger side", lopsided, 0.9, 1.5),
+        between("slope of a on b", f.of("slope"), 0.9, 1.1, 1.0, veto=True),
+        above("|KL k1| far above k3: a shift, not a spread", f.share("kl_k1", "kl_k3"), 3.0, 1.0),
+        said("the sampler truncates", _truncates(f), 1.5),
+        _correlated(f, 0.9),
+    ]
+
+
+def _moe_routing(f: Figures) -> list[Reading]:
+    return [
+        said("the model routes over experts", _moe(f), 3.0, veto=True),
+        above("heavy tail: share beyond ln 2", f.of("tail_ln2"), 1e-3, 1.5),
+        below("most tokens agree: median over 99 % quantile", f.tail(), 0.1, 1.0),
+        above("kurtosis of δ", f.of("delta_kurtosis"), 30.0, 1.0),
+        between("slope of a on b", f.of("slope"), 0.9, 1.1, 0.5),
+        _correlated(f, 0.6),
+    ]
+
+
+def _shifted_labels(f: Figures) -> list[Reading]:
+    return [
+        below("the two sides hardly correlate", f.of("logp_pearson"), 0.5, 2.0, veto=True),
+        above("one side is far less likely: |mean δ| over mean |δ|", f.share("delta_mean", "abs_mean"), 0.6, 2.0),
+        above("mean |δ|", f.of("abs_mean"), 1.0, 1.0),
+        below("slope of a on b", f.of("slope"), 0.6, 0.5),
+        above("half mean square", f.of("kl_k2"), 0.5, 1.0, veto=True),
+    ]
+
+
+def _misaligned_rows(f: Figures) -> list[Reading]:
+    return [
+        below("the two sides hardly correlate", f.of("logp_pearson"), 0.5, 2.0, veto=True),
+        below("the same numbers in other places: |mean δ| over mean |δ|", f.share("delta_mean", "abs_mean"), 0.3, 2.5),
+        above("half mean square", f.of("kl_k2"), 0.1, 1.0, veto=True),
+        below("correlation within the worst decile of sequences", f.of("step_seq_corr"), 0.3, 0.5),
+    ]
+
+
+def _special_tokens(f: Figures) -> list[Reading]:
+    return [
+        above("the worst tokens are one token id", f.one_token(), 0.6, 3.0, veto=True),
+        below("most tokens agree: median over 99 % quantile", f.tail(), 0.1, 1.0),
+        above("kurtosis of δ", f.of("delta_kurtosis"), 20.0, 1.0),
+        _correlated(f),
+    ]
+
+
+def _length_confounding(f: Figures) -> list[Reading]:
+    return [
+        below("sequence ESS is low", f.of("ess_sequence"), 0.7, 2.0, veto=True),
+        above("while token ESS is not", f.of("ess_token"), 0.98, 2.0, veto=True),
+        said("the pair is inside the run's own baseline", f.in_band(), 1.5, veto=True),
+    ]
+
+
+CAUSES: Final[tuple[Cause, ...]] = (
+    Cause(
+        name="numeric_noise", title="Rounding: other batches, kernels or engines for the same weights",
+        edges=frozenset({None, "undecided"}), read=_numeric_noise,
+        decided_by=("probe: same partition twice", "probe: in fp32"),
+    ),
+    Cause(
+        name="dropout", title="Dropout active in one of the trainer's passes",
+        edges=frozenset({"training_pass", "undecided"}), read=_dropout,
+        decided_by=("probe: eval against train mode", "probe: same partition twice"),
+    ),
+    Cause(
+        name="stale_trainer_parameters", title="One of the trainer's passes reads parameters of earlier steps",
+        edges=TRAINER, read=_stale_trainer,
+        decided_by=("probe: after a forced parameter sync", "weights.checksum before each pass, over ranks"),
+    ),
+    Cause(
+        name="stale_engine_weights", title="The engine samples with weights of earlier steps, all or some",
+        edges=ENGINE, read=_stale_engine, family="stale_engine",
+        decided_by=("weights.checksum per tensor, trainer and engine", "a re-sync that verifies digests"),
+    ),
+    Cause(
+        name="stale_kv_cache", title="The engine reuses KV cache of earlier weights",
+        edges=ENGINE, read=_stale_cache, family="stale_engine",
+        decided_by=("flush events beside weight syncs", "the same prompts after a flush"),
+    ),
+    Cause(
+        name="quantised_engine", title="The engine computes in other precision than the trainer",
+        edges=ENGINE, read=_quantised, decided_by=("the engine's own settings", "a re-sync that verifies digests"),
+    ),
+    Cause(
+        name="temperature", title="A temperature is applied on one side only",
+        edges=ANY, read=_temperature, decided_by=("the semantics of both streams",),
+    ),
+    Cause(
+        name="truncation", title="Truncated sampling, renormalised on one side only",
+        edges=ENGINE, read=_truncation, decided_by=("the semantics of both streams", "the engine's sampling mask"),
+    ),
+    Cause(
+        name="moe_routing", title="Experts are routed differently on the two sides",
+        edges=ANY, read=_moe_routing, decided_by=("replayed routing decisions",),
+    ),
+    Cause(
+        name="shifted_labels", title="Labels or masks are shifted: other tokens are scored than were sampled",
+        edges=ANY, read=_shifted_labels, decided_by=("token ids of the worst tokens",),
+    ),
+    Cause(
+        name="misaligned_rows", title="Log-probs belong to other rows, or to an earlier step's tensor",
+        edges=ANY, read=_misaligned_rows, decided_by=("sequence ids of the worst tokens",),
+    ),
+    Cause(
+        name="special_tokens", title="One special token is treated differently (EOS, padding, template)",
+        edges=ANY, read=_special_tokens, decided_by=("token ids of the worst tokens",),
+    ),
+    Cause(
+        name="length_confounding", title="No fault: sequence weights spread with length alone",
+        edges=frozenset({None}), read=_length_confounding,
+    ),
+)  # fmt: skip
+
+
+def _quantised_setting(f: Figures) -> bool | None:
+    said_so = f.setting("quantization", "quantisation", "engine_dtype", "rollout_dtype")
+    if said_so is None:
+        return None
+    word = str(said_so).lower()
+    return any(mark in word for mark in ("int8", "int4", "int3", "fp8", "float8", "fp4", "awq", "gptq", "w8a8", "gguf"))
+
+
+def _truncates(f: Figures) -> bool | None:
+    top_k, top_p, min_p = f.setting("top_k"), f.setting("top_p"), f.setting("min_p")
+    if top_k is None and top_p is None and min_p is None:
+        return None
+    try:
+        return int(top_k or 0) > 0 or float(top_p if top_p is not None else 1.0) < 1.0 or float(min_p or 0.0) > 0.0
+    except (TypeError, ValueError):
+        return None
+
+
+def _moe(f: Figures) -> bool | None:
+    if f.scalar("expert.max_violation") is not None:
+        return True
+    stated = f.setting("moe", "num_experts")
+    return bool(stated) if stated is not None else False
+
+
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
