@@ -57,8 +57,6 @@ def contenders(data: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]
             "responses": data["token_ids"],
         }
     )
-    running = PairAccumulator()
-
     def record() -> object:
         accumulator = PairAccumulator()
         accumulator.observe(a, b, mask)
@@ -71,8 +69,11 @@ def contenders(data: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]
         return statistics(record())  # type: ignore[arg-type]
 
     return {
-        "observe": lambda: running.observe(a, b, mask, clip_range=(0.8, 1.2)),
-        "observe, float mask, token ids": lambda: running.observe(a, b, float_mask, token_ids=data["token_ids"]),
+        "observe": lambda: PairAccumulator().observe(a, b, float_mask),
+        "observe, no padding": lambda: PairAccumulator().observe(a, b),
+        "observe, all options": lambda: PairAccumulator().observe(
+            a, b, mask, clip_range=(0.8, 1.2), token_ids=data["token_ids"]
+        ),
         "observe + record + statistics": whole,
         "verl compute_offpolicy_metrics": lambda: compute_offpolicy_metrics(a, b, float_mask),
         "verl calculate_debug_metrics": lambda: calculate_debug_metrics(proto),

@@ -9,6 +9,7 @@ Legend: S sequences, N masked tokens, W worst tokens. p = e^b, e = e^a − e^b, 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from foreshock.stats.layout import (
     IntArray,
     Reduction,
 )
-from foreshock.stats.places import Spans, add_places
+from foreshock.stats.places import AnyFloats, Spans, add_places
 from foreshock.stats.shapes import Batch, sentinel_of
 from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
 
@@ -36,34 +37,50 @@ from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
 _SUSPECT_DELTA = 8000.0
 _SUSPECT_LOGP = -900.0
 
+_F64 = torch.float64
 _vecdot: Any = getattr(np, "vecdot", None) or (lambda x, y: np.einsum("st,st->s", x, y))  # numpy < 2.0
 
 
-class Workspace:
-    """Float64 buffers reused between calls, so that no pass pays for fresh pages; each as a tensor and as an array."""
+class Workspace(threading.local):
+    """Float64 buffers kept between calls, so that no pass pays for fresh pages; each as a tensor and as an array.
 
-    BUFFERS = 7
+    Batches beyond `KEPT_TOKENS` get buffers of their own, which go when they are done: 10 MiB a thread are kept.
+    """
+
+    BUFFERS = 4
+    KEPT_TOKENS = 1 << 18
 
     def __init__(self) -> None:
+        self._capacity = 0
         self._size = -1
-        self._tensors: list[torch.Tensor] = []
-        self.ones = np.ones(0)
+        self._kept: list[torch.Tensor] = []
+        self._views: list[tuple[torch.Tensor, Array]] = []
 
     def take(self, size: int) -> list[tuple[torch.Tensor, Array]]:
-        if size > self._size:
-            self._size = size
-            self._tensors = [torch.empty(size, dtype=torch.float64) for _ in range(self.BUFFERS)]
-            self.ones = np.ones(size)
-        return [(tensor[:size], tensor.numpy()[:size]) for tensor in self._tensors]
+        """Buffers of `size`; the last one holds ones, and is not to be written to."""
+        if size > self.KEPT_TOKENS:
+            return _buffers([*(torch.empty(size, dtype=_F64) for _ in range(self.BUFFERS)), torch.ones(size, dtype=_F64)])
+        if size > self._capacity:
+            self._capacity, self._size = size, -1
+            self._kept = [*(torch.empty(size, dtype=_F64) for _ in range(self.BUFFERS)), torch.ones(size, dtype=_F64)]
+        if size != self._size:
+            self._size, self._views = size, _buffers([tensor[:size] for tensor in self._kept])
+        return self._views
+
+
+def _buffers(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
+    return [(tensor, tensor.numpy()) for tensor in tensors]
+
+
+_WORK = Workspace()
 
 
 @dataclass(slots=True)
 class _Tokens:
     """The tokens that count, end to end, and how many masked ones did not."""
 
-    a: torch.Tensor
-    """[N] in the dtype it came in"""
-    b: torch.Tensor
+    logps: tuple[AnyFloats, AnyFloats]
+    """a and b [N] in the dtype they came in"""
     delta: tuple[torch.Tensor, Array]
     logp_b: tuple[torch.Tensor, Array]
     spans: Spans
@@ -74,14 +91,15 @@ class _Tokens:
     sentinels: int = 0
 
 
-def reduce(batch: Batch, into: Reduction, work: Workspace, base: int) -> Array:
+def reduce(batch: Batch, into: Reduction, base: int) -> Array:
     """Adds a batch's totals, extremes, sketch, deciles and evidence to `into`; returns its table [S, K].
 
     `base` numbers the batch's first sequence where the host gave no ids. Raises ValueError where cu_seqlens does not
     ascend within the tokens.
     """
     spans, kept = _spans(batch)
-    tokens = _tokens(batch, spans, kept, work)
+    buffers = _WORK.take(spans.total)
+    tokens = _tokens(batch, spans, kept, buffers)
     table_KS = np.zeros((len(COLUMNS), batch.sequences))
     table_KS[COLUMN["masked"]] = tokens.spans.masked
     table_KS[COLUMN["n"]] = tokens.spans.counts
@@ -90,13 +108,15 @@ def reduce(batch: Batch, into: Reduction, work: Workspace, base: int) -> Array:
     into.totals[TOTALS.index("sentinels")] += tokens.sentinels
     if size == 0:
         return table_KS.T
-    buffers = work.take(size)
+    if size < spans.total:
+        buffers = _WORK.take(size)
     absolute, Q = buffers[2]
     torch.abs(tokens.delta[0], out=absolute)
-    near_zero = _add_sketch(into, absolute)
-    _add_totals(into, tokens, Q, near_zero, batch.clip_range)
-    table_KS[COLUMN["abs"]] = add_places(into, batch, tokens.spans, Q, (tokens.a, tokens.b), kept, base)
-    _fill(table_KS, into, tokens, buffers, _Sums(tokens.spans, work.ones[:size]))
+    dense = torch.bincount(absolute.float().view(torch.int32) >> SHIFT, minlength=DENSE_BUCKETS).numpy()
+    into.dense += dense
+    _add_totals(into, tokens, Q, int(dense[0]), batch.clip_range)
+    table_KS[COLUMN["abs"]] = add_places(into, batch, tokens.spans, Q, tokens.logps, kept, dense, base)
+    _fill(table_KS, into, tokens, buffers, _Sums(tokens.spans, buffers[-1][1]))
     return table_KS.T
 
 
@@ -125,26 +145,26 @@ def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
     return Spans.of(np.diff(running[edges])), torch.from_numpy(mask)
 
 
-def packed(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+def _packed(values: torch.Tensor, kept: torch.Tensor | None) -> np.ndarray[Any, Any]:
     """The masked tokens of `values`, end to end. numpy's boolean index is several times quicker than torch's here."""
-    if kept is None:
-        return values.reshape(-1)
     if values.dtype == torch.bfloat16:  # numpy has none; float32 holds it exactly
         values = values.float()
-    return torch.from_numpy(values.numpy()[kept.numpy()])
+    array: np.ndarray[Any, Any] = values.numpy()
+    return array.reshape(-1) if kept is None else array[kept.numpy()]
 
 
-def _tokens(batch: Batch, spans: Spans, kept: torch.Tensor | None, work: Workspace) -> _Tokens:
-    a, b = packed(batch.a, kept), packed(batch.b, kept)
-    buffers = work.take(a.numel())
-    delta, logp_b = buffers[0], buffers[1]
-    scratch = buffers[2][0].copy_(a)
-    logp_b[0].copy_(b)
-    torch.sub(scratch, logp_b[0], out=delta[0])
+def _tokens(
+    batch: Batch, spans: Spans, kept: torch.Tensor | None, buffers: list[tuple[torch.Tensor, Array]]
+) -> _Tokens:
+    a, b = _packed(batch.a, kept), _packed(batch.b, kept)
+    delta, logp_b, scratch = buffers[:3]
+    np.copyto(scratch[1], a)
+    np.copyto(logp_b[1], b)
+    torch.sub(scratch[0], logp_b[0], out=delta[0])
     if batch.positions is not None:
-        spans.positions = packed(batch.positions, kept).numpy()
+        spans.positions = _packed(batch.positions, kept)
     low, high, lowest_b = _range(delta[1], logp_b[1])
-    tokens = _Tokens(a, b, delta, logp_b, spans, low, high, lowest_b)
+    tokens = _Tokens((a, b), delta, logp_b, spans, low, high, lowest_b)
     # One comparison that NaN fails: holes are rare, and looking for them token by token is not free.
     if not (low > -_SUSPECT_DELTA and high < _SUSPECT_DELTA and lowest_b > _SUSPECT_LOGP):
         _drop_holes(tokens, (sentinel_of(batch.a.dtype), sentinel_of(batch.b.dtype)))
@@ -159,7 +179,7 @@ def _range(D: Array, B: Array) -> tuple[float, float, float]:
 
 def _drop_holes(tokens: _Tokens, marks: tuple[float, float]) -> None:
     """Counts and takes out the tokens that are not finite or an engine's sentinel."""
-    a, b = tokens.a.double().numpy(), tokens.b.double().numpy()
+    a, b = (logp.astype(np.float64) for logp in tokens.logps)
     finite = np.isfinite(a) & np.isfinite(b)
     marked = finite & ((a == marks[0]) | (a <= SENTINEL_FLOOR) | (b == marks[1]) | (b <= SENTINEL_FLOOR))
     valid = finite & ~marked
@@ -168,7 +188,7 @@ def _drop_holes(tokens: _Tokens, marks: tuple[float, float]) -> None:
     if tokens.nonfinite + tokens.sentinels == 0:
         return
     tokens.spans = tokens.spans.without(valid)
-    tokens.a, tokens.b = tokens.a[torch.from_numpy(valid)], tokens.b[torch.from_numpy(valid)]
+    tokens.logps = (tokens.logps[0][valid], tokens.logps[1][valid])
     delta, logp_b = (torch.from_numpy(x[1][valid]) for x in (tokens.delta, tokens.logp_b))
     tokens.delta, tokens.logp_b = (delta, delta.numpy()), (logp_b, logp_b.numpy())
     tokens.low, tokens.high, tokens.lowest_b = _range(delta.numpy(), logp_b.numpy())
@@ -194,13 +214,6 @@ def _add_totals(
     into.totals += np.fromiter(totals.values(), np.int64, len(TOTALS))
     into.extremes[0] = min(into.extremes[0], low)
     into.extremes[1] = max(into.extremes[1], high)
-
-
-def _add_sketch(into: Reduction, absolute: torch.Tensor) -> int:
-    """Adds |δ| to the sketch; returns how many fell into the bucket that holds 0."""
-    dense = torch.bincount(absolute.float().view(torch.int32) >> SHIFT, minlength=DENSE_BUCKETS).numpy()
-    into.dense += dense
-    return int(dense[0])
 
 
 class _Sums:
@@ -230,22 +243,23 @@ def _fill(
 ) -> None:
     """Fills the table's columns of b, δ and e^δ − 1 − δ, and adds the call's sums over all tokens."""
     (delta, D), (logp_b, B) = tokens.delta, tokens.logp_b
-    (p, P), (w, W), (e, E), (_, room) = buffers[3:7]
+    (w, W), (p, P) = buffers[2:4]
     call = dict.fromkeys(CALL_SUMS, 0.0)
     call["n"] = D.size
 
     torch.exp(logp_b, out=p)
     torch.exp(delta.clamp(max=OVERFLOW_DELTA) if tokens.high > OVERFLOW_DELTA else delta, out=w)
+    call["p"], call["pp"] = np.dot(P, sums.ones), np.dot(P, P)
     call["w"], call["ww"] = np.dot(W, sums.ones), np.dot(W, W)
-    np.subtract(W, 1.0, out=E)
-    x_S = sums.of(E)
+    np.subtract(W, 1.0, out=W)
+    x_S = sums.of(W)
+    e, E = w, W
     if tokens.high > 50.0 or tokens.low < -30.0 or tokens.lowest_b < -600.0:
         # p·x would be a product of something lost with something huge.
         torch.exp(logp_b + delta, out=e)
         np.subtract(E, P, out=E)
     else:
         np.multiply(E, P, out=E)  # keeps its relative precision where a ≈ b
-    call["p"], call["pp"] = np.dot(P, sums.ones), np.dot(P, P)
     call["e"], call["pe"], call["ee"] = np.dot(E, sums.ones), np.dot(P, E), np.dot(E, E)
     np.abs(E, out=E)
     call["eabs"] = np.dot(E, sums.ones)
@@ -256,14 +270,14 @@ def _fill(
     call["d"], call["dd"] = d_S.sum(), dd_S.sum()
     call["ddd"], call["dddd"] = np.dot(squared, D), np.dot(squared, squared)
     if max(-tokens.low, tokens.high) < SERIES_DELTA:
-        x_S = d_S + dd_S / 2 + sums.product(squared, D, room) / 6 + sums.product(squared, squared, room) / 24
+        x_S = d_S + dd_S / 2 + sums.product(squared, D, W) / 6 + sums.product(squared, squared, W) / 24
     pivot = np.dot(B, sums.ones) / D.size
     np.subtract(B, pivot, out=B)
     columns = {
         "b": sums.of(B),
         "d": d_S,
-        "bb": sums.product(B, B, room),
-        "bd": sums.product(B, D, room),
+        "bb": sums.product(B, B, W),
+        "bd": sums.product(B, D, W),
         "dd": dd_S,
         "k3": x_S - d_S,
         "pivot": pivot,

@@ -30,7 +30,6 @@ class PairAccumulator:
     def __init__(self, *, on_device: bool | None = None) -> None:
         self._on_device = on_device
         self._reduction = Reduction()
-        self._work: host_path.Workspace | None = None
         self._state: device_path.DeviceState | None = None
         self._tables = Tables()
         self._next_sequence = 0
@@ -89,10 +88,8 @@ class PairAccumulator:
         self._next_sequence += batch.sequences
 
     def _observe_host(self, batch: Batch, split: bool, complete: SequenceSums | None, counts: bool) -> None:
-        if self._work is None:
-            self._work = host_path.Workspace()
         into = self._reduction
-        table = host_path.reduce(batch, into, self._work, self._next_sequence)
+        table = host_path.reduce(batch, into, self._next_sequence)
         into.tables.append(table)
         if split:
             into.split += pieces(table)
@@ -132,7 +129,6 @@ class PairAccumulator:
             self._state, self._tables = None, Tables()
         elif self._readback is None and self._record is None:
             self._record = to_record(self._reduction)
-        self._work = None
 
     def ready(self) -> bool:
         """Whether `record` would return at once; False before `collect`."""

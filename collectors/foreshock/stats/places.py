@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from foreshock.stats import sketch
 from foreshock.stats.layout import Array, IntArray, Reduction
 from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
 from foreshock.stats.shapes import Batch
 
-_BLOCK = 64
+AnyFloats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+_OCTAVES = 4  # below the largest value, within which its 16 rivals are counted for
+_SEARCHED = 512  # below it a search of all is quicker
 _DECILE_STEPS = np.arange(DECILES)
 
 
@@ -83,12 +89,16 @@ def add_places(
     batch: Batch,
     spans: Spans,
     Q: Array,
-    logps: tuple[torch.Tensor, torch.Tensor],
+    logps: tuple[AnyFloats, AnyFloats],
     kept: torch.Tensor | None,
+    dense: IntArray,
     base: int,
 ) -> Array:
-    """Adds first tokens, deciles and the worst tokens of |δ| = Q [N] to `into`; returns Σ|δ| per sequence [S]."""
-    _add_worst(into, batch, spans, Q, logps, kept, base)
+    """Adds first tokens, deciles and the worst tokens of |δ| = Q [N] to `into`; returns Σ|δ| per sequence [S].
+
+    `kept` is the mask by which tokens were packed, `dense` the counts of Q per dense sketch bucket.
+    """
+    _add_worst(into, batch, spans, Q, logps, kept, dense, base)
     if not batch.placed:
         return spans.sums(Q)
     if spans.positions is None:
@@ -126,11 +136,12 @@ def _add_worst(
     batch: Batch,
     spans: Spans,
     Q: Array,
-    logps: tuple[torch.Tensor, torch.Tensor],
+    logps: tuple[AnyFloats, AnyFloats],
     kept: torch.Tensor | None,
+    dense: IntArray,
     base: int,
 ) -> None:
-    worst = _worst(Q)
+    worst = _worst(Q, dense)
     worst = worst[Q[worst] > 0]
     if not worst.size:
         return
@@ -144,22 +155,20 @@ def _add_worst(
         tokens = tokens if kept is None else tokens[kept.numpy().reshape(-1)]
         # Holes have left the spans, not the tokens.
         ids[:, 2] = tokens[worst if spans.origin is None else spans.origin[worst]]
-    index = torch.from_numpy(worst)
     into.worst_ids.append(ids)
-    into.worst_logps.append(torch.stack([logp[index].double() for logp in logps], dim=1).numpy())
+    into.worst_logps.append(np.stack([logp[worst].astype(np.float64) for logp in logps], axis=1))
 
 
-def _worst(Q: Array) -> IntArray:
-    """Indices of the largest values: only the blocks with the largest maxima can hold them."""
-    size = Q.size
-    candidates: IntArray = np.arange(size)
-    if size > 64 * _BLOCK:
-        blocks = size // _BLOCK
-        maxima = torch.from_numpy(Q[: blocks * _BLOCK]).view(blocks, _BLOCK).amax(1).numpy()
-        chosen = np.argpartition(maxima, -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]
-        candidates = (chosen[:, None] * _BLOCK + np.arange(_BLOCK)).reshape(-1)
-        if size % _BLOCK:
-            candidates = np.concatenate((candidates, np.arange(blocks * _BLOCK, size)))
+def _worst(Q: Array, dense: IntArray) -> IntArray:
+    """Indices of the largest values, found through their counts per dense sketch bucket: only the top buckets matter."""
+    if Q.size <= _SEARCHED:
+        candidates: IntArray = np.arange(Q.size)
+    else:
+        top = int(sketch.dense_index(np.maximum.reduce(Q))) + 1
+        from_top = np.cumsum(dense[max(0, top - _OCTAVES * 32) : top][::-1])
+        bucket = max(0, top - 1 - int(np.searchsorted(from_top, EVIDENCE_TOKENS)))
+        # The bucket was that of the value as float32, which may have been rounded up into it.
+        candidates = np.flatnonzero(Q >= sketch.lower_edge(bucket) * (1.0 - 1e-6))
     if candidates.size <= EVIDENCE_TOKENS:
         return candidates
     return candidates[np.argpartition(Q[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]

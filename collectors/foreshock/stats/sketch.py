@@ -30,8 +30,13 @@ _STARTS_K: IntArray = (np.arange(256)[:, None] * 32 + np.array(_CUTS)).reshape(-
 def dense_index(values: npt.ArrayLike) -> IntArray:
     """Dense bucket of each value (any shape, ≥ 0, no NaN); values above float32's range fall into the bucket of infinity."""
     with np.errstate(over="ignore", under="ignore"):
-        single = np.ascontiguousarray(values, dtype=np.float32)
+        single = np.asarray(values, dtype=np.float32, order="C")
     return (single.view(np.int32) >> SHIFT).astype(np.int64)
+
+
+def lower_edge(dense_bucket: int) -> float:
+    """The smallest float32 of a dense bucket."""
+    return float(np.array([dense_bucket << SHIFT], dtype=np.int32).view(np.float32)[0])
 
 
 def keep(dense_D: IntArray) -> IntArray:
