@@ -98,5 +98,5 @@ def clean(text: str) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """JSON in which NaN and infinities are the strings "nan", "inf", "-inf". Raises TypeError on foreign types."""
-    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+    """JSON in which NaN and infinities are the strings "nan", "inf", "-inf"; what JSON has no word for is its `str`."""
+    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"), default=str)

@@ -9,7 +9,7 @@ from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
 
 
-@pytest.fixture()
+@pytest.fixture
 def empty(database_url: str):
     store = Store(database_url)
     yield store

@@ -1,0 +1,204 @@
+"""The group writer: one thread turns whatever envelopes wait into one transaction and answers each after the commit.
+
+Under load groups grow by themselves, since envelopes gather while a commit is on its way to the disk; alone, an
+envelope waits for nothing but its own commit. A group that fails is tried again envelope by envelope, so that a bad one
+fails alone. The queue is bounded: when it is full, `submit` raises `Unavailable` and the client keeps its items.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from foreshock.wire import Envelope, Reply
+from foreshock_service.errors import Problem, Unavailable, Unprocessable
+from foreshock_service.ingest.arrivals import Arrival
+from foreshock_service.ingest.checks import IngestLimits, check_envelope
+from foreshock_service.ingest.group import Stored, store_group
+from foreshock_service.ingest.hooks import Hooks
+from foreshock_service.store.engine import Store
+from foreshock_service.workers.hub import Hub
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 3
+"""Times that a deadlock or a serialisation failure is tried again before it counts."""
+RETRYABLE = frozenset({"40001", "40P01"})
+MAX_GROUP_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class Counts:
+    """What the writer did since it was made; read by `/metrics`."""
+
+    envelopes: int = 0
+    frames: int = 0
+    repeated: int = 0
+    groups: int = 0
+    failed: int = 0
+    refused_full: int = 0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    arrival: Arrival
+    size: int
+    future: Future[Reply]
+
+
+class GroupWriter:
+    """Stores envelopes. A worker: `run(stop)` is its thread; `submit` may be called from anywhere."""
+
+    name = "writer"
+
+    def __init__(
+        self,
+        store: Store,
+        hub: Hub,
+        hooks: Hooks | None = None,
+        limits: IngestLimits | None = None,
+        *,
+        queue_size: int = 2048,
+        group_size: int = 256,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._hooks = hooks or Hooks()
+        self._limits = limits or IngestLimits()
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue(queue_size)
+        self._group_size = group_size
+        self._clock = clock
+        self._closed = False
+        self.counts = Counts()
+
+    @property
+    def waiting(self) -> int:
+        """Envelopes in the queue now."""
+        return self._queue.qsize()
+
+    def submit(self, envelope: Envelope, *, size: int = 0) -> Future[Reply]:
+        """Queues a decoded envelope; the future resolves after its commit. `size`: its bytes, to bound a group.
+
+        Raises `Unprocessable`, `TooLarge`, `UpgradeRequired` for what cannot be stored and `Unavailable` when the queue
+        is full or closed; the future raises `Unavailable` when the database failed. Then nothing of it was stored.
+        """
+        check_envelope(envelope, self._limits)
+        waiting = _Waiting(Arrival(envelope, self._clock()), size, Future())
+        if self._closed:
+            raise Unavailable("the service is stopping", retry_after_s=5)
+        try:
+            self._queue.put_nowait(waiting)
+        except queue.Full:
+            self.counts.refused_full += 1
+            raise Unavailable("too many envelopes wait to be stored") from None
+        return waiting.future
+
+    def run(self, stop: threading.Event) -> None:
+        """Stores groups until `stop` is set and the queue is empty."""
+        while not (stop.is_set() and self._queue.empty()):
+            group = self._next_group()
+            if group:
+                self._store_or_split(group)
+
+    def interrupt(self) -> None:
+        """Refuses new envelopes and lets `run` see that it shall stop, once it has stored what waits."""
+        self._closed = True
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return
+
+    def _next_group(self) -> list[_Waiting]:
+        try:
+            first = self._queue.get(timeout=0.5)
+        except queue.Empty:
+            return []
+        group = [first] if first is not None else []
+        size = group[0].size if group else 0
+        while len(group) < self._group_size and size < MAX_GROUP_BYTES:
+            try:
+                found = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if found is not None:
+                group.append(found)
+                size += found.size
+        return group
+
+    def _store_or_split(self, group: list[_Waiting]) -> None:
+        try:
+            stored = self._commit(group)
+        except Exception as error:
+            if len(group) == 1 or _is_outage(error):
+                self._fail(group, error)
+                return
+            logger.warning("a group of %d envelopes failed, storing one by one: %s", len(group), _brief(error))
+            for waiting in group:
+                self._store_or_split([waiting])
+            return
+        self._answer(group, stored)
+
+    def _commit(self, group: Sequence[_Waiting]) -> Stored:
+        for remaining in reversed(range(RETRIES)):
+            try:
+                with self._store.write() as session:
+                    arrivals = [waiting.arrival for waiting in group]
+                    return store_group(session, arrivals, self._hooks, self._limits, self._clock())
+            except DBAPIError as error:
+                if not remaining or getattr(error.orig, "sqlstate", None) not in RETRYABLE:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _answer(self, group: list[_Waiting], stored: Stored) -> None:
+        counts = self.counts
+        counts.groups += 1
+        counts.envelopes += len(group)
+        counts.frames += stored.frames
+        counts.repeated += stored.repeated
+        for run_id in stored.stepped:
+            self._hub.stepped(run_id)
+        for run_id in stored.changed:
+            self._hub.changed(run_id)
+        for waiting, reply in zip(group, stored.replies, strict=True):
+            if isinstance(reply, Problem):
+                _resolve(waiting.future, error=reply)
+            else:
+                _resolve(waiting.future, reply=reply)
+
+    def _fail(self, group: list[_Waiting], error: Exception) -> None:
+        self.counts.failed += len(group)
+        problem: Problem
+        if isinstance(error, DBAPIError) and not _is_outage(error):
+            logger.error("an envelope of run %s cannot be stored: %s", group[0].arrival.envelope.run, _brief(error))
+            problem = Unprocessable("the envelope holds a value that cannot be stored")
+        else:
+            logger.error("%d envelopes not stored", len(group), exc_info=error)
+            problem = Unavailable("the database cannot be written to now", retry_after_s=2)
+        for waiting in group:
+            _resolve(waiting.future, error=problem)
+
+
+def _resolve(future: Future[Reply], *, reply: Reply | None = None, error: Exception | None = None) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # the caller went away; its items are stored all the same
+    if error is not None:
+        future.set_exception(error)
+    elif reply is not None:
+        future.set_result(reply)
+
+
+def _is_outage(error: Exception) -> bool:
+    """True where the database itself is at fault (down, full, locked), so that trying singly would not help."""
+    return isinstance(error, OperationalError) or (isinstance(error, DBAPIError) and error.connection_invalidated)
+
+
+def _brief(error: Exception) -> str:
+    return str(getattr(error, "orig", error)).splitlines()[0][:300] if str(error) else type(error).__name__

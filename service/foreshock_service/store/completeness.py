@@ -1,0 +1,59 @@
+"""Which ranks reported a step, and which were expected to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from foreshock_service.store.models import FrameRow, Step
+
+Rank = tuple[str, int]
+Reported = dict[int, dict[Rank, str]]
+"""step → (role, rank) → the first client that claimed it."""
+RECENT_STEPS = 3
+"""Without a declared world size, the ranks of so many steps before are expected: pools are elastic."""
+
+
+def reported(session: Session, run_id: int, attempt: int, steps: Collection[int], since: float) -> Reported:
+    """Who reported these steps, in frames received at or after `since` (which spares PostgreSQL the other days)."""
+    query = (
+        select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id)
+        .where(
+            FrameRow.run_id == run_id,
+            FrameRow.attempt == attempt,
+            FrameRow.step.in_(steps),
+            FrameRow.received_at >= since,
+        )
+        .order_by(FrameRow.received_at, FrameRow.sequence)
+    )
+    found: Reported = {step: {} for step in steps}
+    for step, role, rank, client in session.execute(query):
+        found[step].setdefault((role, rank), client)
+    return found
+
+
+def steps_before(session: Session, run_id: int, attempt: int, step: int) -> dict[int, float]:
+    """The `RECENT_STEPS` steps of the attempt before `step`, with when their first frame came."""
+    query = (
+        select(Step.step, Step.first_at)
+        .where(Step.run_id == run_id, Step.attempt == attempt, Step.step < step)
+        .order_by(Step.step.desc())
+        .limit(RECENT_STEPS)
+    )
+    return dict(session.execute(query).all())
+
+
+def expected(step: int, declared: Mapping[str, Any], seen: Reported) -> frozenset[Rank]:
+    """The ranks awaited in `step`: as declared, else those of the last three steps in `seen`; empty: nobody knows."""
+    if declared:
+        return frozenset((role, rank) for role, world in declared.items() for rank in range(int(world)))
+    before = sorted((s for s in seen if s < step and seen[s]), reverse=True)[:RECENT_STEPS]
+    return frozenset(rank for s in before for rank in seen[s])
+
+
+def absent(awaited: Iterable[Rank], present: Collection[Rank]) -> list[Rank]:
+    """The awaited ranks that did not report, in order."""
+    return sorted(set(awaited) - set(present))

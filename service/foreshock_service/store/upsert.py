@@ -1,0 +1,25 @@
+"""Inserts that leave alone what is there, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import CursorResult
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from foreshock_service.store.models import Base
+
+
+def insert_new(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> int:
+    """Inserts those `rows` that meet no unique constraint; returns how many. One statement for all.
+
+    On PostgreSQL it waits for another transaction that is inserting the same key. Column defaults are applied.
+    """
+    if not rows:
+        return 0
+    make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    done = session.execute(make(model).values(list(rows)).on_conflict_do_nothing())
+    assert isinstance(done, CursorResult)
+    return done.rowcount

@@ -1,0 +1,218 @@
+"""The evaluator: claims runs, folds their due steps through the rules in order, ticks, and sweeps what has expired.
+
+One thread. Woken by the hub at once when a step is complete, else by the next watermark, else every second. Each
+transaction holds the run's lease row; a replica that lost its lease finds another fence there and rolls everything
+back, so every step is evaluated once and every incident and command written once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import DBAPIError
+
+from foreshock_service.store import leases
+from foreshock_service.store.engine import Store
+from foreshock_service.store.flags import Flag
+from foreshock_service.store.models import CommandRow, EvaluationState, Step
+from foreshock_service.workers.evaluation import (
+    BATCH,
+    LeaseLostError,
+    commit_state,
+    due_steps,
+    evaluate_steps,
+    hold,
+    observe,
+)
+from foreshock_service.workers.hub import Hub
+from foreshock_service.workers.rooms import Rooms
+from foreshock_service.workers.ticks import runs_to_tick, tick_of
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+SWEEP_S = 5.0
+EXPIRING = ("proposed", "approved", "delivered", "accepted")
+
+
+@dataclass
+class EvaluatorCounts:
+    """What the evaluator did since it was made; read by `/metrics`."""
+
+    steps: int = 0
+    ticks: int = 0
+    failed_steps: int = 0
+    leases_lost: int = 0
+
+
+class Evaluator:
+    """Evaluates whatever is due. A worker: `run(stop)` is its thread; `evaluate_due()` does one round, for tests."""
+
+    name = "evaluator"
+
+    def __init__(
+        self,
+        store: Store,
+        hub: Hub,
+        rooms: Rooms,
+        *,
+        owner: str | None = None,
+        lease_s: float = 10.0,
+        tick_s: float = 10.0,
+        max_signals_per_run: int = 4096,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._rooms = rooms
+        self.owner = owner or leases.owner_name()
+        self._lease_s = lease_s
+        self._tick_s = tick_s
+        self._most = max_signals_per_run
+        self._clock = clock
+        self.counts = EvaluatorCounts()
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set, then gives its leases back."""
+        next_tick = next_sweep = 0.0
+        wait_s = 0.0
+        while not stop.is_set():
+            self._hub.wait_stepped(wait_s)
+            if stop.is_set():
+                break
+            wait_s = self.evaluate_due()
+            now = time.monotonic()
+            if now >= next_tick:
+                self.tick()
+                next_tick = now + min(self._tick_s, 5.0)
+            if now >= next_sweep:
+                self.sweep()
+                next_sweep = now + SWEEP_S
+        with self._store.write() as session:
+            leases.release_evaluations(session, self.owner)
+
+    def interrupt(self) -> None:
+        """Lets `run` see that it shall stop."""
+        self._hub.hear("stepped", 0)
+
+    def evaluate_due(self) -> float:
+        """Evaluates everything due now, a batch of each run in turn; returns the seconds until the next step is due."""
+        now = self._clock()
+        with self._store.read() as session:
+            query = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)
+            due_at = dict(session.execute(query).all())
+        waiting = [run_id for run_id, at in due_at.items() if at <= now]
+        more = False
+        for run_id in waiting:
+            more |= self.evaluate_run(run_id) >= BATCH
+        if more:
+            return 0.0
+        later = [at for at in due_at.values() if at > now]
+        return min([POLL_S, *(max(0.01, at - now) for at in later)])
+
+    def evaluate_run(self, run_id: int) -> int:
+        """Evaluates the run's due steps, a batch at most, in one transaction; returns how many. Raises for no step.
+
+        A batch that fails is tried again step by step; a step that fails alone is marked and passed over.
+        """
+        try:
+            return self._evaluate(run_id, BATCH)
+        except LeaseLostError:
+            self.counts.leases_lost += 1
+            return 0
+        except DBAPIError as error:
+            logger.warning("run %d not evaluated now: %s", run_id, error.orig)
+            return 0
+        except Exception:
+            logger.exception("a batch of run %d failed; trying its first step alone", run_id)
+        try:
+            return self._evaluate(run_id, 1)
+        except LeaseLostError:
+            self.counts.leases_lost += 1
+        except Exception:
+            logger.exception("a step of run %d cannot be evaluated and is passed over", run_id)
+            self._pass_over(run_id)
+        return 0
+
+    def _evaluate(self, run_id: int, most: int) -> int:
+        now = self._clock()
+        with self._store.write() as session:
+            if not due_steps(session, run_id, now, 1):
+                return 0
+            held = hold(session, self._rooms, run_id, self.owner, now, self._lease_s)
+            # Read again: another replica may have evaluated them before the lock was had.
+            steps = due_steps(session, run_id, now, most) if held is not None else []
+            if held is None or not steps:
+                return 0
+            evaluate_steps(session, self._rooms, held, steps, now, self._most)
+            commit_state(session, self._rooms, held, self.owner, now)
+        self.counts.steps += len(steps)
+        if held.notify:
+            self._hub.changed(run_id)
+        return len(steps)
+
+    def _pass_over(self, run_id: int) -> None:
+        now = self._clock()
+        with self._store.write() as session:
+            steps = due_steps(session, run_id, now, 1)
+            for step in steps:
+                session.execute(
+                    update(Step)
+                    .where(Step.run_id == run_id, Step.attempt == step.attempt, Step.step == step.step)
+                    .values(evaluated_at=now, flags=step.flags | int(Flag.EVALUATION_FAILED))
+                    .execution_options(synchronize_session=False)
+                )
+        self.counts.failed_steps += len(steps)
+
+    def tick(self) -> None:
+        """One tick for every run that is due one and that this replica may hold."""
+        now = self._clock()
+        with self._store.read() as session:
+            run_ids = runs_to_tick(session, self.owner, now, self._tick_s)
+        for run_id in run_ids:
+            try:
+                self._tick(run_id, now)
+            except LeaseLostError:
+                self.counts.leases_lost += 1
+            except Exception:
+                logger.exception("the tick of run %d failed", run_id)
+
+    def _tick(self, run_id: int, now: float) -> None:
+        with self._store.write() as session:
+            held = hold(session, self._rooms, run_id, self.owner, now, self._lease_s)
+            if held is None:
+                return
+            seen = tick_of(session, held.run, held.row.step, now)
+            held.row.ticked_at = now
+            held.calibrated = held.run.verdict != "unknown"
+            observe(session, self._rooms, held, seen, now, may_command=True)
+            commit_state(session, self._rooms, held, self.owner, now)
+        self.counts.ticks += 1
+        if held.notify:
+            self._hub.changed(run_id)
+
+    def sweep(self) -> None:
+        """Lets commands expire whose time has passed. Safe on every replica: each change is a conditional update."""
+        with self._store.read() as session:
+            open_commands = session.scalar(select(CommandRow.id).where(CommandRow.state.in_(EXPIRING)).limit(1))
+        if open_commands is None:
+            return
+        try:
+            with self._store.write() as session:
+                touched = list(self._rooms.expire(session, self._clock()))
+        except Exception:
+            logger.exception("the sweep of expired commands failed")
+            return
+        for run_id in touched:
+            self._hub.changed(run_id)
+
+
+def holder(store: Store, run_id: int) -> str | None:
+    """Which replica evaluates the run; None where nobody does."""
+    with store.read() as session:
+        return session.scalar(select(EvaluationState.owner).where(EvaluationState.run_id == run_id))

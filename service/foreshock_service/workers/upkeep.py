@@ -1,0 +1,54 @@
+"""Upkeep by the clock, on one replica at a time: partitions ahead of time, frames that are old enough to go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from foreshock_service.store import leases
+from foreshock_service.store.engine import Store
+from foreshock_service.store.retention import drop_old_frames, ensure_partitions
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 3600.0
+LEASE_S = 900.0
+
+
+class Upkeep:
+    """A worker. `once()` does one round."""
+
+    name = "upkeep"
+
+    def __init__(
+        self, store: Store, keep_days: float, *, owner: str | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._keep_days = keep_days
+        self._owner = owner or leases.owner_name()
+        self._clock = clock
+        self._woken = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """A round at the start and then every hour, until `stop` is set."""
+        while not stop.is_set():
+            self.once()
+            self._woken.wait(EVERY_S)
+
+    def interrupt(self) -> None:
+        """Lets `run` see that it shall stop."""
+        self._woken.set()
+
+    def once(self) -> bool:
+        """Makes the coming partitions and drops what is too old; False where another replica is at it."""
+        now = self._clock()
+        with self._store.write() as session:
+            if leases.claim(session, "upkeep", self._owner, now, LEASE_S) is None:
+                return False
+            made = ensure_partitions(session, now)
+        dropped = drop_old_frames(self._store, now, self._keep_days)
+        if made or dropped:
+            logger.info("upkeep: partitions made %s, old frames dropped: %d", made, dropped)
+        return True
