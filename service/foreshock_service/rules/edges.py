@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from foreshock_service.rules.interface import Edge, StepView
 
+FLOOR = 0.1
+"""An edge below this share of another is at its floor beside it."""
 CLEAR = 0.5
 """The difference must be at least this share of policy.kl_k2 to name a pass."""
 
@@ -28,6 +30,9 @@ def odd_pass(seen: StepView) -> tuple[Edge, float | None]:
     if not (scoring < float("inf") and training < float("inf") and policy < float("inf")):
         return "undecided", None
     share = (training - scoring) / policy
+    if training <= FLOOR * policy:
+        # On the very tokens on which the trainer's passes differ, the training pass and the engine agree.
+        return "scoring_pass", share
     if min(scoring, training) > policy:
         return "undecided", share
     if share >= CLEAR:

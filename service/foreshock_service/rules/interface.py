@@ -99,7 +99,7 @@ class RuleConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="False silences the rule.")
     severity: Severity | None = Field(None, description="Overrides the severity that the rule itself would give.")
     hold_steps: int = Field(1, ge=1, description="Consecutive steps out of range before an incident opens.")
     clear_steps: int = Field(5, ge=1, description="Consecutive steps back in range before it resolves.")
