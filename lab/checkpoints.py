@@ -8,6 +8,9 @@ import torch
 
 from .trainer import Schedule, Trainer
 
+#: What a checkpoint holds, in the words of the wire.
+SCOPE = ("weights", "optimizer", "scheduler", "rng", "data")
+
 
 class CheckpointError(Exception):
     """The file is absent, unreadable or not a checkpoint of this lab."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import checkpoints
+from .engine import NAME as ENGINE
 from .monitoring import Command, Monitor
 from .trainer import IS_CAP
 
@@ -32,12 +33,12 @@ class Control:
             "enable_is_correction": self._enable_correction,
             "disable_is_correction": self._disable_correction,
             "rollback": self._rollback,
-            "resync_trainer": lambda _: {"trainer": self._job.trainer.resync_trainer()},
-            "resync_engine": lambda _: {"engine": self._job.trainer.resync_engine()},
+            "resync_trainer": self._resync_trainer,
+            "resync_engine": self._resync_engine,
             "scale_lr": self._scale_lr,
             "skip_update": self._skip_update,
-            "pause": lambda _: self._pause(True),
-            "resume": lambda _: self._pause(False),
+            "pause": self._pause,
+            "resume": self._resume,
             "stop": self._stop,
             "checkpoint_now": self._checkpoint_now,
         }
@@ -76,6 +77,17 @@ class Control:
         self._job.trainer.is_cap = None
         return {"is_correction": False}
 
+    def _resync_trainer(self, _: Arguments) -> Detail:
+        detail = self._job.trainer.resync_trainer()
+        self._job.monitor.notice("weights", self._job.step, side="trainer", ok=True, **detail)
+        return {"trainer": detail}
+
+    def _resync_engine(self, _: Arguments) -> Detail:
+        detail = self._job.trainer.resync_engine()
+        self._job.monitor.notice("weights", self._job.step, side="engine", ok=True, **detail)
+        self._job.monitor.notice("flush", self._job.step, engine=ENGINE)
+        return {"engine": detail}
+
     def _rollback(self, arguments: Arguments) -> Detail:
         """Weights, optimizer, schedule, random state, data position; past the offending batches; both re-syncs.
 
@@ -90,9 +102,9 @@ class Control:
             trainer.data_position = max(trainer.data_position, trainer.data_position + int(skip_until) - step)
         else:
             trainer.data_position = max(trainer.data_position, position)
-        detail: Detail = {"step": step, "data_position": trainer.data_position, "trainer": trainer.resync_trainer()}
+        detail: Detail = {"step": step, "data_position": trainer.data_position} | self._resync_trainer({})
         try:
-            detail["engine"] = trainer.resync_engine()
+            detail |= self._resync_engine({})
         except RuntimeError as error:
             detail["engine_differs"] = str(error)
         self._job.rolled_back_to(step)
@@ -103,7 +115,9 @@ class Control:
         if not 0 < factor < math.inf:
             raise ValueError(f"factor must be a positive number, not {factor}")
         self._job.trainer.schedule.factor *= factor
-        return {"lr": self._job.trainer.schedule.rate}
+        rate = self._job.trainer.schedule.rate
+        self._job.monitor.notice("settings", self._job.step, lr=rate)
+        return {"lr": rate}
 
     def _skip_update(self, arguments: Arguments) -> Detail:
         """The next updates leave parameters, moments and schedule as they are; the passes still run and observe."""
@@ -113,13 +127,15 @@ class Control:
         self._job.trainer.skips_left = steps
         return {"steps": steps}
 
-    def _pause(self, paused: bool) -> Detail:
-        self._job.paused = paused
-        return {"paused": paused}
+    def _pause(self, _: Arguments) -> Detail:
+        """The waiting is the monitor's: its `end_step` does not return before `resume`, `stop` or the limit."""
+        return {"paused": True}
+
+    def _resume(self, _: Arguments) -> Detail:
+        return {"paused": False}
 
     def _stop(self, _: Arguments) -> Detail:
         self._job.stopping = True
-        self._job.paused = False
         return {"last_step": self._job.step}
 
     def _checkpoint_now(self, _: Arguments) -> Detail:

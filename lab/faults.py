@@ -42,7 +42,7 @@ class StaleParameters(_Sudden):
     """The training pass reads half of its views some generations (two a step) behind; gradients go to the master."""
 
     name: ClassVar[str] = "stale_parameters"
-    lag: int = 8
+    lag: int = 12
 
     def strike(self, trainer: Trainer) -> None:
         """Training views only."""
@@ -55,7 +55,7 @@ class StaleScoring(_Sudden):
     """The same in the scoring pass, so that only the old log-probs are stale."""
 
     name: ClassVar[str] = "stale_scoring"
-    lag: int = 8
+    lag: int = 12
 
     def strike(self, trainer: Trainer) -> None:
         """Scoring views only."""
@@ -198,7 +198,7 @@ class RampedStaleParameters(StaleParameters):
 
     name: ClassVar[str] = "ramped_stale_parameters"
     lag: int = 0
-    most: int = 12
+    most: int = 16
 
     def progress(self, trainer: Trainer, steps: int) -> None:
         """Two steps of lag for sixteen steps of training."""

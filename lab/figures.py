@@ -19,7 +19,7 @@ import foreshock
 
 from .faults import ILLNESSES
 from .monitoring import Monitor
-from .train import CAPABILITIES, Result, RunConfig, run
+from .train import Result, RunConfig, run
 
 HEALTHY_SEEDS = range(10)
 ILL_SEEDS = range(5)
@@ -128,7 +128,7 @@ def row_of(result: Result, treated: bool) -> Row:
 def one(job: tuple[str, int, int | None, int]) -> Row:
     """One run of (illness, seed, step of the treatment or None, onset), in a process of its own."""
     illness, seed, treat, onset = job
-    monitor: Any = foreshock.init(run=f"lab/{illness}-{seed}", capabilities=list(CAPABILITIES))
+    monitor: Any = foreshock.init(url="")
     if treat is not None:
         monitor = Ordering(monitor, TREATMENTS[illness], treat)
     return row_of(run(RunConfig(seed=seed, illness=illness, onset=onset), monitor), treat is not None)

@@ -1,9 +1,7 @@
 """What the lab asks of a monitor: the part of Foreshock's public SDK that it calls, and nothing else."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
-
-from torch import Tensor
 
 
 class Command(Protocol):
@@ -19,21 +17,21 @@ class Command(Protocol):
     def arguments(self) -> Mapping[str, Any]: ...
 
 
-Handler = Callable[[Any], str | dict[str, Any] | None]
+Handler = Callable[[Any], Any]
 
 
 class Monitor(Protocol):
-    """`foreshock.init(…)` returns one; without FORESHOCK_URL it does nothing."""
+    """`foreshock.init(…)` returns one; without FORESHOCK_URL it does nothing. A `pause` blocks in its `end_step`."""
 
-    def observe(self, pair: str, a: Tensor, b: Tensor, mask: Tensor, **where: Any) -> None: ...
+    def observe(self, pair: str, a: Any, b: Any, mask: Any, **where: Any) -> None: ...
 
-    def log(self, scalars: Mapping[str, float]) -> None: ...
+    def log(self, scalars: Mapping[str, Any]) -> None: ...
 
-    def checkpoint(self, path: str, step: int) -> None: ...
+    def checkpoint(self, path: str, step: int, scope: Collection[str]) -> None: ...
+
+    def notice(self, kind: str, step: int | None = None, **data: Any) -> None: ...
 
     def on(self, kind: str, handler: Handler) -> None: ...
-
-    def commands(self) -> Iterable[Command]: ...
 
     def end_step(self, step: int) -> None: ...
 

@@ -26,7 +26,6 @@ from .trainer import Trainer
 from .warmup import warm_weights
 
 CHECKPOINT_EVERY = 5
-PAUSE_POLL_SECONDS = 0.1
 CAPABILITIES = (
     "enable_is_correction", "disable_is_correction", "rollback", "resync_trainer", "resync_engine", "scale_lr",
     "skip_update", "pause", "resume", "stop", "checkpoint_now",
@@ -42,7 +41,7 @@ class RunConfig:
     onset: int = 25
     steps: int = 85
     run: str = "lab/run"
-    mode: str = ""
+    mode: str = "observe"
     checkpoints: str = ""
     progress: bool = False
 
@@ -76,7 +75,7 @@ class Job:
         self.config, self.monitor = config, monitor
         self.trainer = Trainer(warm_weights(config.seed), config.seed)
         self.step, self.attempt = 0, 1
-        self.paused = self.stopping = False
+        self.stopping = False
         self.control = Control(self)
         self.history: list[dict[str, float]] = []
         self._fault = fault_named(config.illness)
@@ -128,8 +127,6 @@ class Job:
             self.step, self._back_to = self._back_to, None
             self.attempt += 1
             self.monitor.new_attempt(reason="rollback")
-        while self.paused and not self.stopping:
-            self._wait_paused()
 
     def rolled_back_to(self, step: int) -> None:
         """The next step is the one after `step`, in a new attempt."""
@@ -138,7 +135,7 @@ class Job:
     def save_checkpoint(self) -> Path:
         """Saves the state after the current step and announces it."""
         path = checkpoints.save(self.trainer, self._folder / f"attempt-{self.attempt}", self.step)
-        self.monitor.checkpoint(str(path), self.step)
+        self.monitor.checkpoint(str(path), self.step, checkpoints.SCOPE)
         return path
 
     def _strike(self) -> None:
@@ -150,12 +147,6 @@ class Job:
         elif self._ill_steps >= 0:
             self._ill_steps += 1
             self._fault.progress(self.trainer, self._ill_steps)
-
-    def _wait_paused(self) -> None:
-        """A paused trainer keeps polling, or nobody could ever resume it."""
-        time.sleep(PAUSE_POLL_SECONDS)
-        for command in self.monitor.commands():
-            self.control.carry_out(command)
 
     def _print_progress(self, scalars: dict[str, float]) -> None:
         shown = {"run": self.config.run, "step": self.step, "attempt": self.attempt}
@@ -171,9 +162,7 @@ def run(config: RunConfig, monitor: Monitor | None = None) -> Result:
             "framework": "lab", "seed": config.seed, "illness": config.illness, "onset": config.onset,
             "steps": config.steps, "old_source": "same_weights", "clip_range": [0.2, 0.28],
         }  # fmt: skip
-        monitor = foreshock.init(
-            run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode or None
-        )
+        monitor = foreshock.init(run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode)
     return Job(config, monitor).run()
 
 
@@ -185,7 +174,7 @@ def main() -> None:
     parser.add_argument("--onset", type=int, default=25, help="first ill step")
     parser.add_argument("--steps", type=int, default=85)
     parser.add_argument("--run", default="lab/run", help="project/name under which Foreshock sees it")
-    parser.add_argument("--mode", choices=["observe", "approve", "auto"], default="", help="default: the service's")
+    parser.add_argument("--mode", choices=["observe", "approve", "auto"], default="observe")
     parser.add_argument("--checkpoints", default="", help="folder; default: a new temporary one")
     parser.add_argument("--out", help="file for the result")
     parser.add_argument("--progress", action="store_true", help="one JSON line a step on standard output")

@@ -104,15 +104,15 @@ class Trainer:
 
     # --- what commands ask ---------------------------------------------------------------------------------------
 
-    def resync_trainer(self) -> str:
+    def resync_trainer(self) -> dict[str, Any]:
         """Master to model, cached views dropped and never read again. Raises RuntimeError if a pass still differs."""
         self.parameters.resync()
-        return f"gathers before every forward; checksum {checksum(self.parameters.master):08x}"
+        return {"version": self.version, "checksum": f"{checksum(self.parameters.master):08x}"}
 
-    def resync_engine(self) -> str:
+    def resync_engine(self) -> dict[str, Any]:
         """Pushes past the channel's ring and flushes. Raises RuntimeError if the checksums still differ."""
         self.channel.resync(self.parameters.master, self.version)
-        return f"engine at version {self.version}; checksum {self.engine.checksum:08x}"
+        return {"version": self.version, "checksum": f"{self.engine.checksum:08x}"}
 
     # --- one step ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,8 @@ class OrderFake:
 class RecordingMonitorFake:
     """Stands in for `foreshock.init`'s monitor: keeps what it is told, and hands out `orders` at the end of a step."""
 
-    def __init__(
-        self, orders: dict[int, list[OrderFake]] | None = None, waiting: list[OrderFake] | None = None
-    ) -> None:
-        self.orders, self.waiting = orders or {}, waiting or []
+    def __init__(self, orders: dict[int, list[OrderFake]] | None = None) -> None:
+        self.orders = orders or {}
         self.handlers: dict[str, Callable[[Any], Any]] = {}
         self.observed: list[tuple[str, dict[str, Any]]] = []
         self.scalars: defaultdict[str, list[float]] = defaultdict(list)
@@ -39,6 +37,7 @@ class RecordingMonitorFake:
         self.steps: list[int] = []
         self.attempts: list[str] = []
         self.acknowledged: list[tuple[str, str]] = []
+        self.notices: list[tuple[str, dict[str, Any]]] = []
         self.status = ""
 
     def observe(self, pair: str, a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor, **where: Any) -> None:
@@ -48,15 +47,15 @@ class RecordingMonitorFake:
         for name, value in scalars.items():
             self.scalars[name].append(value)
 
-    def checkpoint(self, path: str, step: int) -> None:
+    def checkpoint(self, path: str, step: int, scope: Collection[str]) -> None:
+        assert set(scope) == {"weights", "optimizer", "scheduler", "rng", "data"}
         self.checkpoints.append((path, step))
 
     def on(self, kind: str, handler: Callable[[Any], Any]) -> None:
         self.handlers[kind] = handler
 
-    def commands(self) -> list[OrderFake]:
-        waiting, self.waiting = self.waiting, []
-        return waiting
+    def notice(self, kind: str, step: int | None = None, **data: Any) -> None:
+        self.notices.append((kind, data))
 
     def end_step(self, step: int) -> None:
         self.steps.append(step)
@@ -91,11 +90,10 @@ def make_job(tmp_path: Path) -> JobMaker:
         illness: str = "none",
         steps: int = 14,
         orders: dict[int, list[OrderFake]] | None = None,
-        waiting: list[OrderFake] | None = None,
     ) -> tuple[Job, RecordingMonitorFake]:
         nonlocal made
         made += 1
-        monitor = RecordingMonitorFake(orders, waiting)
+        monitor = RecordingMonitorFake(orders)
         config = RunConfig(illness=illness, onset=ONSET, steps=steps, checkpoints=str(tmp_path / str(made)))
         return Job(config, monitor), monitor
 

@@ -121,6 +121,7 @@ def test_the_learning_rate_is_scaled(make_job: JobMaker) -> None:
     job.run()
     assert monitor.scalars["lr"][7:] == pytest.approx([0.3 * 3e-4] * 2)
     assert monitor.scalars["lr"][6] == pytest.approx(3e-4)
+    assert monitor.notices == [("settings", {"lr": pytest.approx(0.3 * 3e-4)})]
 
 
 def test_correction_changes_the_updates_and_can_be_switched_off_again(make_job: JobMaker) -> None:
@@ -135,10 +136,10 @@ def test_correction_changes_the_updates_and_can_be_switched_off_again(make_job: 
     assert [state for _, state in monitor.acknowledged] == ["done", "done"]
 
 
-def test_a_paused_job_keeps_polling_until_it_is_resumed(make_job: JobMaker) -> None:
-    job, monitor = make_job(steps=3, orders={2: [OrderFake("pause")]}, waiting=[OrderFake("resume")])
+def test_pause_and_resume_are_kept_and_leave_the_waiting_to_the_monitor(make_job: JobMaker) -> None:
+    job, monitor = make_job(steps=3, orders={2: [OrderFake("pause"), OrderFake("resume")]})
     result = job.run()
-    assert [entry["kind"] for entry in result.commands] == ["pause", "resume"]
+    assert [(entry["kind"], entry["step"]) for entry in result.commands] == [("pause", 2), ("resume", 2)]
     assert (result.steps, monitor.status) == (3, "completed")
 
 

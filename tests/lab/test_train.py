@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,24 +14,32 @@ from pathlib import Path
 import pytest
 import torch
 
+import foreshock
 import lab
 from lab.faults import fault_named
 from lab.model import forward, initial_weights
 from lab.task import draw_prompts, reward, training_prompts
+from lab.train import RunConfig, run
 from lab.trainer import SEMANTICS
 
 from .conftest import JobMaker
 
 
-def test_the_same_seed_gives_the_same_statistics_watched_or_not(make_job: JobMaker, tmp_path: Path) -> None:
-    watched = make_job(steps=6)[0].run()
-    out = tmp_path / "alone.json"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FORESHOCK_URL")}
-    subprocess.run(
-        [sys.executable, "-m", "lab.train", "--steps", "6", "--out", str(out), "--checkpoints", str(tmp_path / "c")],
-        check=True, env=environment, cwd=Path(lab.__file__).parents[1], timeout=120,
-    )  # fmt: skip
-    assert json.loads(out.read_text())["history"] == watched.history
+def test_the_same_seed_gives_the_same_statistics_watched_or_not(tmp_path: Path) -> None:
+    alone = run(RunConfig(steps=6, checkpoints=str(tmp_path / "alone")), foreshock.init(url=""))
+    out = tmp_path / "watched.json"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: the service is down
+        environment = {
+            **os.environ, "FORESHOCK_URL": f"http://127.0.0.1:{closed.getsockname()[1]}",
+            "FORESHOCK_SPOOL_DIR": str(tmp_path / "spool"),
+        }  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-m", "lab.train", "--steps", "6", "--out", out, "--checkpoints", tmp_path / "watched"],
+            check=True, env=environment, cwd=Path(lab.__file__).parents[1], timeout=120,
+        )  # fmt: skip
+    assert any((tmp_path / "spool").rglob("*"))
+    assert json.loads(out.read_text())["history"] == alone.history
 
 
 def test_every_step_reports_three_edges_and_the_later_updates(make_job: JobMaker) -> None:
