@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+import pytest
 
+import foreshock
+from foreshock.monitor import Monitor
 from foreshock.wire import Envelope, Frame, Notice, Reply
 from foreshock.wire.codec import MSGPACK, decode_envelope, encode
 from foreshock.wire.commands import Ack, Command
@@ -172,3 +176,30 @@ class Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Silent."""
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    """A well-behaved service until the test says otherwise."""
+    fake = FakeService()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def make_monitor(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., Monitor]]:
+    """Makes monitors against the fake service with short pauses; ends what the test left open."""
+    made: list[Monitor] = []
+
+    def make(**arguments: Any) -> Monitor:
+        defaults: dict[str, Any] = {
+            "run": "lab/x", "url": service.url, "spool_dir": str(tmp_path / "spool"), "launch": "one",
+            "timeout_s": 2.0, "backoff_s": 0.02, "backoff_max_s": 0.1, "finish_s": 3.0, "poll_s": 1.0,
+        }  # fmt: skip
+        monitor = foreshock.init(**(defaults | arguments))
+        made.append(monitor)
+        return monitor
+
+    yield make
+    for monitor in made:
+        monitor.end("completed", None, 0.2)
