@@ -14,7 +14,7 @@ NOW = 1_000.0
 CONTROLLER = "c" * 32
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_run(store: Store) -> Callable[..., int]:
     """Writes a run in its first attempt, led by CONTROLLER, and returns its id."""
 
