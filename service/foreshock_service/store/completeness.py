@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import FrameRow, Step
 
 Rank = tuple[str, int]
@@ -19,15 +20,12 @@ RECENT_STEPS = 3
 
 def reported(session: Session, run_id: int, attempt: int, steps: Collection[int], since: float) -> Reported:
     """Who reported these steps, in frames received at or after `since` (which spares PostgreSQL the other days)."""
-    query = (
-        select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id)
-        .where(
-            FrameRow.run_id == run_id,
-            FrameRow.attempt == attempt,
-            FrameRow.step.in_(steps),
-            FrameRow.received_at >= since,
-        )
-        .order_by(FrameRow.received_at, FrameRow.sequence)
+    query = select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id).where(
+        FrameRow.run_id == run_id,
+        FrameRow.attempt == attempt,
+        FrameRow.step.in_(steps),
+        FrameRow.received_at >= since,
+        FrameRow.flags.bitwise_and(int(Flag.DUPLICATE_RANK)) == 0,
     )
     found: Reported = {step: {} for step in steps}
     for step, role, rank, client in session.execute(query):

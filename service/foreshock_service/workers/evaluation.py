@@ -156,7 +156,7 @@ def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tu
     found: dict[tuple[int, int], list[Any]] = defaultdict(list)
     for attempt, numbers in wanted.items():
         query = (
-            select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id, FrameRow.flags, FrameRow.body)
+            select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.flags, FrameRow.body)
             .where(
                 FrameRow.run_id == run_id,
                 FrameRow.attempt == attempt,
@@ -172,12 +172,7 @@ def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tu
 
 def _first_claimants(rows: Sequence[Any]) -> list[Frame]:
     """The frames, without those of a second client that claims a rank: it would count twice."""
-    owners: dict[tuple[str, int], str] = {}
-    frames = []
-    for row in rows:
-        if owners.setdefault((row.role, row.rank), row.client_id) == row.client_id:
-            frames.append(decode_frame(row.body))
-    return frames
+    return [decode_frame(row.body) for row in rows if not row.flags & Flag.DUPLICATE_RANK]
 
 
 def _enter(held: Held, step: Any, notices: Sequence[Notice]) -> None:

@@ -1,6 +1,6 @@
 """Who waits for what: long-polls wait for a run to change, the evaluator for runs that have new steps.
 
-All in this process; on PostgreSQL `workers.channel.Channel` carries the two words to the other replicas and back. A lost
+All in this process; on PostgreSQL `workers.channel` carries the two words to the other replicas and back. A lost
 word costs time and nothing else: the evaluator looks by itself every second, and long-polls end by their timeout.
 """
 

@@ -25,7 +25,7 @@ def runs_to_tick(session: Session, owner: str, now: float, tick_s: float) -> lis
         .where(
             Run.last_seen_at > now - FORGET_S,
             or_(EvaluationState.ticked_at.is_(None), EvaluationState.ticked_at <= now - tick_s),
-            ~ended | EvaluationState.ticked_at.is_(None) | (EvaluationState.ticked_at < Run.finished_at),
+            ~ended | EvaluationState.ticked_at.is_(None) | (EvaluationState.ticked_at <= Run.finished_at),
             or_(EvaluationState.owner == owner, EvaluationState.owner.is_(None), EvaluationState.lease_until < now),
         )
         .order_by(Run.id)
