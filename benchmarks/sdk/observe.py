@@ -2,10 +2,10 @@
 
     python benchmarks/sdk/observe.py [--json FILE] [--rounds 300]
 
-verl's `compute_offpolicy_metrics` and `calculate_debug_metrics` are what a verl run pays for its mismatch figures; together
-they are the peer. All contenders take turns in one process with one thread, so that a busy machine slows each alike; best and
-median over the rounds are reported, and the ratio of ours to the peer's for both. `record()`, which the sender's side pays once
-a step, is measured as well.
+verl's `compute_offpolicy_metrics` and `calculate_debug_metrics` are what a verl run pays for its mismatch figures;
+together they are the peer. All contenders take turns in one process with one thread, so that a busy machine slows each
+alike; best and median over the rounds are reported, and the ratio of ours to the peer's for both. `record()`, paid once
+a step and not in the training loop, is measured as well. Exits 1 where the median misses the target.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def tensors() -> dict[str, torch.Tensor]:
 
 def contenders(data: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
     """Named calls; verl's get the float mask that verl itself hands them."""
-    from foreshock.stats.merge import statistics
-    from foreshock.stats.pair import PairAccumulator
     from verl.protocol import DataProto
     from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
     from verl.utils.debug.metrics import calculate_debug_metrics
+
+    from foreshock.stats.merge import statistics
+    from foreshock.stats.pair import PairAccumulator
 
     a, b, mask = data["a"], data["b"], data["mask"]
     float_mask = mask.float()
@@ -57,6 +58,7 @@ def contenders(data: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]
             "responses": data["token_ids"],
         }
     )
+
     def record() -> object:
         accumulator = PairAccumulator()
         accumulator.observe(a, b, mask)
@@ -107,7 +109,9 @@ def main() -> int:
     seconds = measure(contenders(tensors()), arguments.rounds)
     figures = {n: {"best_us": min(s) * 1e6, "median_us": stats.median(s) * 1e6} for n, s in seconds.items()}
     peer = [name for name in figures if name.startswith("verl")]
-    ratio = {key: figures["observe"][key] / sum(figures[name][key] for name in peer) for key in ("best_us", "median_us")}
+    ratio = {
+        key: figures["observe"][key] / sum(figures[name][key] for name in peer) for key in ("best_us", "median_us")
+    }
     print(f"{'[8, 4096] float32, CPU, one thread':36s} {'best µs':>9s} {'median µs':>10s}")
     for name, figure in figures.items():
         print(f"{name:36s} {figure['best_us']:9.0f} {figure['median_us']:10.0f}")

@@ -1,8 +1,8 @@
 """Tensors on any device → sums per sequence, without ever waiting for the device.
 
-No value is looked at: no `.item()`, no branch on a tensor, no data-dependent shape; all results stay where they are until
-`collect`. Numbers equal `host`'s. Cost: some hundred small kernels a call and about ten float64 buffers of the batch, which is
-taken in slices of at most `SLICE_TOKENS`.
+No value is looked at: no `.item()`, no branch on a tensor, no data-dependent shape; all results stay where they are
+until `collect`. Numbers equal `host`'s. Cost: some hundred small kernels a call and about ten float64 buffers of the
+batch, which is taken in slices of at most `SLICE_TOKENS`.
 
 Legend: S sequences, T positions, N tokens, W worst tokens.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from foreshock.stats.layout import CALL_SUMS, COLUMNS, LN2, OVERFLOW_DELTA, SENTINEL_FLOOR, SERIES_DELTA, TOTALS
 from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
-from foreshock.stats.shapes import Batch, sentinel_of
+from foreshock.stats.shapes import Batch, integers, sentinel_of
 from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
 
 SLICE_TOKENS = 1 << 20
@@ -51,7 +51,8 @@ class DeviceState:
 
 @dataclass(slots=True)
 class _Rows:
-    """How tokens lie in sequences. `segment` [N] is None for padded rows [S, T]; segment S holds what belongs to none."""
+    """How tokens lie in sequences. `segment` [N] is None for padded rows [S, T]; segment S holds what belongs to
+    none."""
 
     sequences: int
     segment: torch.Tensor | None
@@ -72,7 +73,8 @@ class _Rows:
 
 
 def reduce(batch: Batch, state: DeviceState, base: int, *, centred: bool) -> torch.Tensor:
-    """Adds a batch to `state`; returns its table [S, K] on the device. `centred` takes b about a pivot (see `COLUMNS`)."""
+    """Adds a batch to `state`; returns its table [S, K] on the device. `centred` takes b about a pivot (see
+    `COLUMNS`)."""
     if batch.a.numel() == 0:
         return torch.zeros(batch.sequences, len(COLUMNS), dtype=_F64, device=state.device)
     if batch.cu_seqlens is not None:
@@ -242,7 +244,7 @@ def _add_worst(
     sequence = index // batch.a.shape[1] if rows.segment is None else pick(rows.segment)
     ids = sequence + base
     if batch.seq_ids is not None:
-        known = torch.as_tensor(batch.seq_ids, dtype=_I64).to(state.device, non_blocking=True)
+        known = integers(batch.seq_ids, state.device)
         ids = known.index_select(0, sequence.clamp(max=rows.sequences - 1))
     token = torch.full_like(index, -1) if batch.token_ids is None else pick(batch.token_ids).to(_I64)
     state.worst_ids.append(torch.stack((ids, pick(position), token), dim=1))

@@ -1,8 +1,8 @@
 """Tensors in host memory → sums per sequence: the quick path for CPU tensors, same numbers as `device`.
 
 Masked tokens are first packed end to end, so that no later pass carries a mask or meets padding; then everything is
-float64, in reused buffers. A pass over 32,768 tokens costs some six microseconds, so the passes are counted. This path
-may look at values and branch, which the device path must not.
+float64, in reused buffers. A pass over 32,768 tokens costs some six microseconds, so the passes are counted. This
+path may look at values and branch, which the device path must not.
 
 Legend: S sequences, N masked tokens, W worst tokens. p = e^b, e = e^a − e^b, x = e^δ − 1.
 """
@@ -26,7 +26,6 @@ from foreshock.stats.layout import (
     SERIES_DELTA,
     TOTALS,
     Array,
-    IntArray,
     Reduction,
 )
 from foreshock.stats.places import AnyFloats, Spans, add_places
@@ -59,16 +58,22 @@ class Workspace(threading.local):
     def take(self, size: int) -> list[tuple[torch.Tensor, Array]]:
         """Buffers of `size`; the last one holds ones, and is not to be written to."""
         if size > self.KEPT_TOKENS:
-            return _buffers([*(torch.empty(size, dtype=_F64) for _ in range(self.BUFFERS)), torch.ones(size, dtype=_F64)])
+            return _views(_buffers(self.BUFFERS, size))
         if size > self._capacity:
             self._capacity, self._size = size, -1
-            self._kept = [*(torch.empty(size, dtype=_F64) for _ in range(self.BUFFERS)), torch.ones(size, dtype=_F64)]
+            self._kept = _buffers(self.BUFFERS, size)
         if size != self._size:
-            self._size, self._views = size, _buffers([tensor[:size] for tensor in self._kept])
+            self._size, self._views = size, _views([tensor[:size] for tensor in self._kept])
         return self._views
 
 
-def _buffers(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
+def _buffers(count: int, size: int) -> list[torch.Tensor]:
+    # A host may have made its GPU the default device.
+    empty = [torch.empty(size, dtype=_F64, device="cpu") for _ in range(count)]
+    return [*empty, torch.ones(size, dtype=_F64, device="cpu")]
+
+
+def _views(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
     return [(tensor, tensor.numpy()) for tensor in tensors]
 
 
@@ -110,12 +115,12 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
         return table_KS.T
     if size < spans.total:
         buffers = _WORK.take(size)
-    absolute, Q = buffers[2]
+    absolute, abs_N = buffers[2]
     torch.abs(tokens.delta[0], out=absolute)
     dense = torch.bincount(absolute.float().view(torch.int32) >> SHIFT, minlength=DENSE_BUCKETS).numpy()
     into.dense += dense
-    _add_totals(into, tokens, Q, int(dense[0]), batch.clip_range)
-    table_KS[COLUMN["abs"]] = add_places(into, batch, tokens.spans, Q, tokens.logps, kept, dense, base)
+    _add_totals(into, tokens, abs_N, int(dense[0]), batch.clip_range)
+    table_KS[COLUMN["abs"]] = add_places(into, batch, tokens.spans, abs_N, tokens.logps, kept, dense, base)
     _fill(table_KS, into, tokens, buffers, _Sums(tokens.spans, buffers[-1][1]))
     return table_KS.T
 
@@ -195,22 +200,22 @@ def _drop_holes(tokens: _Tokens, marks: tuple[float, float]) -> None:
 
 
 def _add_totals(
-    into: Reduction, tokens: _Tokens, Q: Array, near_zero: int, clip: tuple[float, float] | None
+    into: Reduction, tokens: _Tokens, abs_N: Array, near_zero: int, clip: tuple[float, float] | None
 ) -> None:
-    D, low, high = tokens.delta[1], tokens.low, tokens.high
+    d_N, low, high = tokens.delta[1], tokens.low, tokens.high
     totals = dict.fromkeys(TOTALS, 0)
-    totals["positives"] = int(np.count_nonzero(D > 0)) if high > 0 else 0
+    totals["positives"] = int(np.count_nonzero(d_N > 0)) if high > 0 else 0
     if near_zero:
-        negatives = int(np.count_nonzero(D < 0)) if low < 0 else 0
-        totals["zeros"] = D.size - totals["positives"] - negatives
+        negatives = int(np.count_nonzero(d_N < 0)) if low < 0 else 0
+        totals["zeros"] = d_N.size - totals["positives"] - negatives
     if max(-low, high) > LN2:
-        totals["tail"] = int(np.count_nonzero(Q > LN2))
+        totals["tail"] = int(np.count_nonzero(abs_N > LN2))
     if high > OVERFLOW_DELTA:
-        totals["overflow"] = int(np.count_nonzero(D > OVERFLOW_DELTA))
+        totals["overflow"] = int(np.count_nonzero(d_N > OVERFLOW_DELTA))
     if clip is not None:
-        totals["clip_tokens"] = D.size
-        totals["clip_low"] = int(np.count_nonzero(D < clip[0])) if low < clip[0] else 0
-        totals["clip_high"] = int(np.count_nonzero(D > clip[1])) if high > clip[1] else 0
+        totals["clip_tokens"] = d_N.size
+        totals["clip_low"] = int(np.count_nonzero(d_N < clip[0])) if low < clip[0] else 0
+        totals["clip_high"] = int(np.count_nonzero(d_N > clip[1])) if high > clip[1] else 0
     into.totals += np.fromiter(totals.values(), np.int64, len(TOTALS))
     into.extremes[0] = min(into.extremes[0], low)
     into.extremes[1] = max(into.extremes[1], high)

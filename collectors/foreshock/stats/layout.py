@@ -1,7 +1,8 @@
 """What both reduction paths (`host`, `device`) hand over, and how it becomes a record. numpy only.
 
-The joint is a table [S, K] of float64 sums, one row a sequence, one column a name of `COLUMNS`, beside a few totals that need
-no row. Everything non-linear (means of ratios, correlations, weights of whole sequences) waits until the rows are complete.
+The joint is a table [S, K] of float64 sums, one row a sequence, one column a name of `COLUMNS`, beside a few totals
+that need no row. Everything non-linear (means of ratios, correlations, weights of whole sequences) waits until the
+rows are complete.
 
 Legend: S sequences, K columns, D dense sketch buckets, W worst tokens. p = e^b, e = e^a − e^b.
 """
@@ -93,7 +94,9 @@ def _to_record(r: Reduction) -> PairRecord:
         return record
     c = _columns(rows)
     calls = dict(zip(CALL_SUMS, np.stack(r.calls)[np.stack(r.calls)[:, 0] > 0].T, strict=True))
-    higher = centre(calls["n"], calls["d"], calls["d"], {k: calls["d" * len(k)] for k in ("xx", "xy", "yy", "yyy", "yyyy")})
+    higher = centre(
+        calls["n"], calls["d"], calls["d"], {k: calls["d" * len(k)] for k in ("xx", "xy", "yy", "yyy", "yyyy")}
+    )
     record.logp = pool(c["n"], _logp_moments(c)) + pool(calls["n"], higher)[5:]
     prob = centre(calls["n"], calls["p"], calls["e"], {"xx": calls["pp"], "xy": calls["pe"], "yy": calls["ee"]})
     record.prob = pool(calls["n"], prob)

@@ -1,6 +1,7 @@
 """Records → one record (`merge`) → named numbers (`statistics`). No torch: the service imports this.
 
-Merging is exact to rounding (sums by `math.fsum`, moments re-centred, sketches added), whatever the order and the grouping.
+Merging is exact to rounding (sums by `math.fsum`, moments re-centred, sketches added), whatever the order and the
+grouping.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ PLACED_STATISTICS = ("first_abs_mean", *DECILE_NAMES)
 RATIO_STATISTICS = ("kl_k3", "kl_k3_seqmean", "ratio_mean", "ratio_min", "ratio_max", "chi2_token", "ess_token")
 COUNT_STATISTICS = ("tokens", "sequences", "nonfinite", "sentinels", "overflow")
 STATISTICS = (
-    "a_mean", "b_mean", "tokens", "nonfinite", "sentinels", "overflow", "zero_share", "positive_share", "delta_kurtosis",
-    "delta_mean", "delta_std", "delta_min", "delta_max", "abs_mean", "abs_max", "kl_k1", "kl_k2", "kl_k3", "ratio_mean",
-    "ratio_min", "ratio_max", "clip_low", "clip_high", "chi2_token", "ess_token", "prob_abs_mean", "prob_abs_max",
-    "prob_pearson", "logp_pearson", "tail_ln2", "abs_q50", "abs_q90", "abs_q99", "abs_q999", "slope", "intercept",
+    "a_mean", "b_mean", "tokens", "nonfinite", "sentinels", "overflow", "zero_share", "positive_share",
+    "delta_kurtosis", "delta_mean", "delta_std", "delta_min", "delta_max", "abs_mean", "abs_max", "kl_k1",
+    "kl_k2", "kl_k3", "ratio_mean", "ratio_min", "ratio_max", "clip_low", "clip_high", "chi2_token",
+    "ess_token", "prob_abs_mean", "prob_abs_max", "prob_pearson", "logp_pearson", "tail_ln2", "abs_q50",
+    "abs_q90", "abs_q99", "abs_q999", "slope", "intercept",
     *SEQUENCE_STATISTICS, *PLACED_STATISTICS,
 )  # fmt: skip
 
@@ -106,8 +108,9 @@ def _merged_reasons(parts: list[PairRecord], measured: bool) -> dict[str, str]:
 def statistics(record: PairRecord) -> PairStatistics:
     """Every statistic of SIGNALS.md that the record supports, and for each other one the reason why not.
 
-    Reasons: `empty_mask`, `overflow` (e^δ beyond float32, or a moment beyond float64), `split_sequence`, `not_reported`,
-    `constant` (a correlation, slope or kurtosis of something that does not vary), and whatever `record.missing` names.
+    Reasons: `empty_mask`, `overflow` (e^δ beyond float32, or a moment beyond float64), `split_sequence`,
+    `not_reported`, `constant` (a correlation, slope or kurtosis of something that does not vary), and whatever
+    `record.missing` names.
     """
     missing = _reasons(record)
     values: dict[str, float] = {}

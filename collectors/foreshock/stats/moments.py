@@ -1,8 +1,8 @@
 """Pooling of centred moments: groups with their own means into one, without the cancellation of raw sums of squares.
 
-Each row is one group (a sequence, a micro-batch, a rank). Pébay, *Formulas for robust, one-pass parallel computation of
-covariances and arbitrary-order statistical moments*, SAND2008-6212. Sums are `math.fsum`: exact, so the order of groups does
-not matter. Legend: R groups.
+Each row is one group (a sequence, a micro-batch, a rank). Pébay, *Formulas for robust, one-pass parallel computation
+of covariances and arbitrary-order statistical moments*, SAND2008-6212. Sums are `math.fsum`: exact, so the order of
+groups does not matter. Legend: R groups.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def fsum(values: Array) -> float:
 
 
 def centre(n_R: Array, x_R: Array, y_R: Array, raw: dict[str, Array]) -> Array:
-    """Raw sums of two variables per group → [R, 5] mean x, mean y, Σ(x−x̄)², Σ(x−x̄)(y−ȳ), Σ(y−ȳ)²; with `yyy` and `yyyy`
-    in `raw`, [R, 7] with the third and fourth moment of y. Groups with n = 0 give zeros."""
+    """Raw sums of two variables per group → [R, 5] mean x, mean y, Σ(x−x̄)², Σ(x−x̄)(y−ȳ), Σ(y−ȳ)²; with `yyy` and
+    `yyyy` in `raw`, [R, 7] with the third and fourth moment of y. Groups with n = 0 give zeros."""
     n = np.maximum(n_R, 1.0)
     mx, my = x_R / n, y_R / n
     columns = [
@@ -42,7 +42,8 @@ def centre(n_R: Array, x_R: Array, y_R: Array, raw: dict[str, Array]) -> Array:
 
 
 def pool(n_R: Array, moments_RM: Array) -> list[float]:
-    """Moments [R, 5] or [R, 7] of groups of n_R values → those of all together. Groups with n = 0 must have been left out."""
+    """Moments [R, 5] or [R, 7] of groups of n_R values → those of all together. Groups with n = 0 must have been
+    left out."""
     count = float(n_R.sum())
     mean_x, mean_y = fsum(n_R * moments_RM[:, 0]) / count, fsum(n_R * moments_RM[:, 1]) / count
     dx, dy = moments_RM[:, 0] - mean_x, moments_RM[:, 1] - mean_y

@@ -1,9 +1,8 @@
 """Accumulates one pair over the micro-batches of a step, and hands over its record without the host ever waiting.
 
-    accumulator = PairAccumulator()
-    accumulator.observe(log_probs, old_log_probs, mask)      # per micro-batch; never synchronises
-    accumulator.collect()                                    # once per step: one small copy to pinned memory is started
-    if accumulator.ready(): frame.add(accumulator.record())  # when its event has fired
+    accumulator = PairAccumulator() accumulator.observe(log_probs, old_log_probs, mask)      # per micro-batch; never
+    synchronises accumulator.collect()                                    # once per step: one small copy to pinned
+    memory is started if accumulator.ready(): frame.add(accumulator.record())  # when its event has fired
 
 Legend: S sequences, T positions, N packed tokens, K columns of the table.
 """
@@ -23,8 +22,8 @@ from foreshock.stats.shapes import Batch, Ids, SequenceSums, batch_of
 class PairAccumulator:
     """Sums of one pair (one `observe` name, one version lag) on one rank and step; reduce, collect, read, discard.
 
-    CPU tensors take the quick path in host memory; others are reduced where they are. `on_device=True` takes the device path
-    for CPU tensors as well. Not thread-safe.
+    CPU tensors take the quick path in host memory; others are reduced where they are. `on_device=True` takes the
+    device path for CPU tensors as well. Not thread-safe.
     """
 
     def __init__(self, *, on_device: bool | None = None) -> None:
@@ -54,20 +53,22 @@ class PairAccumulator:
     ) -> None:
         """Adds log-probs a and b of the sampled tokens, [S, T] or packed [N] / [1, N] with `cu_seqlens` [S + 1].
 
-        `mask` (bool, int or float; same shape) is non-zero on tokens that count; None counts all. `clip_range` bounds the ratio
-        e^δ, as (0.8, 1.2). `seq_ids` [S] name the sequences in the evidence (else they are numbered as they come),
-        `token_ids` (same shape) the tokens.
+        `mask` (bool, int or float; same shape) is non-zero on tokens that count; None counts all. `clip_range`
+        bounds the ratio e^δ, as (0.8, 1.2). `seq_ids` [S] name the sequences in the evidence (else they are numbered
+        as they come), `token_ids` (same shape) the tokens.
 
         Where a row is only a piece of a sequence (context parallelism), `sequence_sums` completes the table of sums
-        [S, K] over the group, as `lambda t: (all_reduce(t, group=cp), t)[1]`, and exactly one rank of the group passes
-        `counts_sequences=True`; `split=True` says that they cannot be completed. `positions` (index of each token among its
-        response's sampled tokens) and `lengths` [S] (sampled tokens of the whole response) then place the tokens.
+        [S, K] over the group, as `lambda t: (all_reduce(t, group=cp), t)[1]`, and exactly one rank of the group
+        passes `counts_sequences=True`; `split=True` says that they cannot be completed. `positions` (index of each
+        token among its response's sampled tokens) and `lengths` [S] (sampled tokens of the whole response) then
+        place the tokens.
 
-        Raises ValueError for shapes and dtypes that do not fit, RuntimeError after `collect`. Never modifies its arguments.
+        Raises ValueError for shapes and dtypes that do not fit, RuntimeError after `collect`. Never modifies its
+        arguments.
         """
         if self._readback is not None or self._record is not None:
             raise RuntimeError("observe() after collect(): a step's accumulator is read once, take a new one")
-        # Inference mode for all state: a tensor made inside one caller's inference mode could not be updated outside it.
+        # All state in inference mode: a tensor made inside a caller's inference mode could not be updated outside it.
         with torch.inference_mode():
             batch = batch_of(
                 a,

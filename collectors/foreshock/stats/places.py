@@ -1,6 +1,8 @@
-"""Where packed host tokens stand: their sequence, their position within the response, its decile; and the worst of them.
+"""Where packed host tokens stand: their sequence, their position within the response, its decile; and the worst of
+them.
 
-A token's position is its index among the sampled (masked) tokens of its sequence; its decile ⌊10 · position / length⌋.
+A token's position is its index among the sampled (masked) tokens of its sequence; its decile ⌊10 · position /
+length⌋.
 
 Legend: S sequences, N tokens, W worst tokens.
 """
@@ -8,7 +10,6 @@ Legend: S sequences, N tokens, W worst tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import Any
 
 import numpy as np
@@ -88,24 +89,24 @@ def add_places(
     into: Reduction,
     batch: Batch,
     spans: Spans,
-    Q: Array,
+    abs_N: Array,
     logps: tuple[AnyFloats, AnyFloats],
     kept: torch.Tensor | None,
     dense: IntArray,
     base: int,
 ) -> Array:
-    """Adds first tokens, deciles and the worst tokens of |δ| = Q [N] to `into`; returns Σ|δ| per sequence [S].
+    """Adds first tokens, deciles and the worst tokens of |δ| = abs_N [N] to `into`; returns Σ|δ| per sequence [S].
 
-    `kept` is the mask by which tokens were packed, `dense` the counts of Q per dense sketch bucket.
+    `kept` is the mask by which tokens were packed, `dense` the counts of abs_N per dense sketch bucket.
     """
-    _add_worst(into, batch, spans, Q, logps, kept, dense, base)
+    _add_worst(into, batch, spans, abs_N, logps, kept, dense, base)
     if not batch.placed:
-        return spans.sums(Q)
+        return spans.sums(abs_N)
     if spans.positions is None:
         has = spans.counts > 0
-        into.first += (np.count_nonzero(has), Q[spans.starts[has]].sum())
+        into.first += (np.count_nonzero(has), abs_N[spans.starts[has]].sum())
         ranks_S10 = -(-_DECILE_STEPS * spans.counts[:, None] // DECILES)
-        sums_S10 = between(Q, (spans.starts[:, None] + ranks_S10).reshape(-1)).reshape(-1, DECILES)
+        sums_S10 = between(abs_N, (spans.starts[:, None] + ranks_S10).reshape(-1)).reshape(-1, DECILES)
         into.deciles[0, :-1] += (ranks_S10[:, 1:] - ranks_S10[:, :-1]).sum(axis=0)
         into.deciles[0, -1] += (spans.counts - ranks_S10[:, -1]).sum()
         into.deciles[1] += sums_S10.sum(axis=0)
@@ -114,16 +115,17 @@ def add_places(
     sequence = np.repeat(np.arange(spans.counts.size), spans.counts)
     decile = np.clip(spans.positions * DECILES // _lengths(batch, spans, sequence)[sequence], 0, DECILES - 1)
     into.deciles[0] += np.bincount(decile, minlength=DECILES)
-    into.deciles[1] += np.bincount(decile, weights=Q, minlength=DECILES)
+    into.deciles[1] += np.bincount(decile, weights=abs_N, minlength=DECILES)
     first = spans.positions == 0
-    into.first += (np.count_nonzero(first), Q[first].sum())
-    return spans.sums(Q)
+    into.first += (np.count_nonzero(first), abs_N[first].sum())
+    return spans.sums(abs_N)
 
 
 def _lengths(batch: Batch, spans: Spans, sequence: IntArray) -> IntArray:
     """[S] lengths of the responses, at least 1: the host's, else what the positions imply, else the masked tokens."""
     if batch.lengths is not None:
-        return np.maximum(batch.lengths.numpy(), 1)
+        given: IntArray = np.maximum(batch.lengths.numpy(), 1)
+        return given
     lengths = np.maximum(spans.masked, 1)
     if batch.positions is not None and spans.positions is not None:
         lengths = np.ones_like(lengths)
@@ -135,14 +137,14 @@ def _add_worst(
     into: Reduction,
     batch: Batch,
     spans: Spans,
-    Q: Array,
+    abs_N: Array,
     logps: tuple[AnyFloats, AnyFloats],
     kept: torch.Tensor | None,
     dense: IntArray,
     base: int,
 ) -> None:
-    worst = _worst(Q, dense)
-    worst = worst[Q[worst] > 0]
+    worst = _worst(abs_N, dense)
+    worst = worst[abs_N[worst] > 0]
     if not worst.size:
         return
     sequence = spans.sequence_of(worst)
@@ -159,16 +161,17 @@ def _add_worst(
     into.worst_logps.append(np.stack([logp[worst].astype(np.float64) for logp in logps], axis=1))
 
 
-def _worst(Q: Array, dense: IntArray) -> IntArray:
-    """Indices of the largest values, found through their counts per dense sketch bucket: only the top buckets matter."""
-    if Q.size <= _SEARCHED:
-        candidates: IntArray = np.arange(Q.size)
+def _worst(abs_N: Array, dense: IntArray) -> IntArray:
+    """Indices of the largest values, found through their counts per dense sketch bucket: only the top buckets
+    matter."""
+    if abs_N.size <= _SEARCHED:
+        candidates: IntArray = np.arange(abs_N.size)
     else:
-        top = int(sketch.dense_index(np.maximum.reduce(Q))) + 1
+        top = int(sketch.dense_index(np.maximum.reduce(abs_N))) + 1
         from_top = np.cumsum(dense[max(0, top - _OCTAVES * 32) : top][::-1])
         bucket = max(0, top - 1 - int(np.searchsorted(from_top, EVIDENCE_TOKENS)))
         # The bucket was that of the value as float32, which may have been rounded up into it.
-        candidates = np.flatnonzero(Q >= sketch.lower_edge(bucket) * (1.0 - 1e-6))
+        candidates = np.flatnonzero(abs_N >= sketch.lower_edge(bucket) * (1.0 - 1e-6))
     if candidates.size <= EVIDENCE_TOKENS:
         return candidates
-    return candidates[np.argpartition(Q[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]
+    return candidates[np.argpartition(abs_N[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]

@@ -1,4 +1,5 @@
-"""One small copy of a pair's results from its device to the host, started without waiting and read when it has arrived."""
+"""One small copy of a pair's results from its device to the host, started without waiting and read when it has
+arrived."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The mergeable state of one pair on one rank and step: what travels, and what every statistic is computed from.
 
-A record holds counts, float64 sums, moments about their own mean, extremes and sketches; nothing in it is an average of
-averages, so records of micro-batches, ranks and steps pool exactly (`merge`). δ = a − b, p = e^b, e = e^a − e^b; a sequence
-value (`seq_*`) is the mean over that sequence's tokens.
+A record holds counts, float64 sums, moments about their own mean, extremes and sketches; nothing in it is an average
+of averages, so records of micro-batches, ranks and steps pool exactly (`merge`). δ = a − b, p = e^b, e = e^a − e^b;
+a sequence value (`seq_*`) is the mean over that sequence's tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ DECILES = 10
 
 @dataclass(frozen=True, slots=True)
 class EvidenceToken:
-    """One of the worst tokens by |a − b|: ids and positions, never text. `token` is −1 where the host gave no token ids."""
+    """One of the worst tokens by |a − b|: ids and positions, never text. `token` is −1 where the host gave no token
+    ids."""
 
     sequence: int
     position: int
@@ -34,8 +35,8 @@ class EvidenceToken:
 class PairRecord(msgspec.Struct, array_like=True, kw_only=True):
     """Mergeable state of one pair. New fields are only appended, with defaults: old and new peers read each other.
 
-    Empty lists stand for "no token yet". Everything but `masked`, `nonfinite` and `sentinels` is over the tokens left when
-    those two are taken out.
+    Empty lists stand for "no token yet". Everything but `masked`, `nonfinite` and `sentinels` is over the tokens
+    left when those two are taken out.
     """
 
     masked: int = 0
@@ -90,7 +91,8 @@ class PairRecord(msgspec.Struct, array_like=True, kw_only=True):
     """statistic → why it is missing; `*` stands for the whole pair"""
 
     def evidence(self) -> list[EvidenceToken]:
-        """The worst tokens, worst first; a and b to float32 precision. Raises ValueError where ids and values do not match."""
+        """The worst tokens, worst first; a and b to float32 precision. Raises ValueError where ids and values do not
+        match."""
         logps = np.frombuffer(self.evidence_logps, dtype="<f4").reshape(-1, 2).tolist()
         if len(self.evidence_ids) != 3 * len(logps):
             raise ValueError(f"{len(self.evidence_ids)} evidence ids do not fit {len(logps)} pairs of log-probs")

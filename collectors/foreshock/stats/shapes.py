@@ -1,4 +1,5 @@
-"""What `observe` was handed, checked by metadata alone: shapes, dtypes, devices; never a value, which would synchronise.
+"""What `observe` was handed, checked by metadata alone: shapes, dtypes, devices; never a value, which would
+synchronise.
 
 Legend: S sequences, T positions, N packed tokens.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -95,18 +95,23 @@ def batch_of(
         token_ids=None if token_ids is None else placed(token_ids),
         positions=None if positions is None else placed(positions),
         clip_range=_log_range(clip_range),
-        lengths=None if lengths is None else torch.as_tensor(lengths).to(a.device, torch.int64, non_blocking=True),
+        lengths=None if lengths is None else integers(lengths, a.device),
         placed=not pieces or (positions is not None and lengths is not None),
     )
+
+
+def integers(values: Ids, device: torch.device) -> torch.Tensor:
+    """A list or tensor of integers as int64 on `device`, not waited for."""
+    tensor = values.detach() if isinstance(values, torch.Tensor) else torch.tensor(list(values), device="cpu")
+    return tensor.to(device, torch.int64, non_blocking=True)
 
 
 def _edges(cu_seqlens: Ids, a: torch.Tensor) -> torch.Tensor:
     if a.dim() not in (1, 2) or (a.dim() == 2 and a.shape[0] != 1):
         raise ValueError(f"packed rows are [tokens] or [1, tokens], got {tuple(a.shape)}")
-    edges = cu_seqlens.detach() if isinstance(cu_seqlens, torch.Tensor) else torch.tensor(list(cu_seqlens))
-    if edges.dim() != 1 or edges.shape[0] < 2 or edges.is_floating_point():
-        raise ValueError(f"cu_seqlens must be [sequences + 1] integers, got {tuple(edges.shape)} {edges.dtype}")
-    return edges.to(device=a.device, dtype=torch.int64, non_blocking=True)
+    if len(cu_seqlens) < 2 or (isinstance(cu_seqlens, torch.Tensor) and cu_seqlens.dim() != 1):
+        raise ValueError(f"cu_seqlens must be [sequences + 1] integers, got {len(cu_seqlens)} rows")
+    return integers(cu_seqlens, a.device)
 
 
 def _log_range(clip_range: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -118,7 +123,10 @@ def _log_range(clip_range: tuple[float, float] | None) -> tuple[float, float] | 
     return (math.log(low) if low > 0 else -math.inf, math.log(high) if math.isfinite(high) else math.inf)
 
 
-@cache
+# −9999 as the narrow dtypes round it; looked up, since to compute it would read a tensor.
+_ROUNDED_SENTINEL = {torch.bfloat16: -9984.0, torch.float16: -10000.0}
+
+
 def sentinel_of(dtype: torch.dtype) -> float:
-    """−9999 as that dtype rounds it (−9984 in bfloat16)."""
-    return float(torch.tensor(SENTINEL, dtype=dtype))
+    """−9999 as that dtype rounds it."""
+    return _ROUNDED_SENTINEL.get(dtype, SENTINEL)

@@ -1,9 +1,10 @@
 """Quantile sketch of non-negative values: counts in logarithmic buckets, read off the float32 bit pattern.
 
-The exponent and the top five mantissa bits of a float32 number its *dense* bucket (32 an octave, 8192 in all), which costs one
-shift where a comparison against edges costs a binary search. On the host the 32 are gathered into 8 *kept* buckets an octave,
-cut so that no bucket is wider than a factor 1.1021: the harmonic midpoint is then within 4.9 % of every value in it. Zero and
-everything below 2⁻¹²⁶ share bucket 0, which stands for exactly 0. Counts merge by adding.
+The exponent and the top five mantissa bits of a float32 number its *dense* bucket (32 an octave, 8192 in all), which
+costs one shift where a comparison against edges costs a binary search. On the host the 32 are gathered into 8 *kept*
+buckets an octave, cut so that no bucket is wider than a factor 1.1021: the harmonic midpoint is then within 4.9 % of
+every value in it. Zero and everything below 2⁻¹²⁶ share bucket 0, which stands for exactly 0. Counts merge by
+adding.
 
 Legend: D dense buckets, K kept buckets.
 """
@@ -28,7 +29,8 @@ _STARTS_K: IntArray = (np.arange(256)[:, None] * 32 + np.array(_CUTS)).reshape(-
 
 
 def dense_index(values: npt.ArrayLike) -> IntArray:
-    """Dense bucket of each value (any shape, ≥ 0, no NaN); values above float32's range fall into the bucket of infinity."""
+    """Dense bucket of each value (any shape, ≥ 0, no NaN); values above float32's range fall into the bucket of
+    infinity."""
     with np.errstate(over="ignore", under="ignore"):
         single = np.asarray(values, dtype=np.float32, order="C")
     return (single.view(np.int32) >> SHIFT).astype(np.int64)
@@ -53,7 +55,8 @@ def of_values(values: npt.ArrayLike) -> IntArray:
 
 
 def pack(kept_K: IntArray) -> list[int]:
-    """Counts as [first bucket, count, count, −gap, count, …]: a negative number skips that many empty buckets; empty is []."""
+    """Counts as [first bucket, count, count, −gap, count, …]: a negative number skips that many empty buckets; empty
+    is []."""
     filled = np.flatnonzero(kept_K)
     if filled.size == 0:
         return []
@@ -99,7 +102,8 @@ def _edge(bucket: int) -> float:
 
 
 def midpoint(bucket: int) -> float:
-    """The value that stands for a bucket: harmonic mean of its edges, within 4.9 % of all that it holds; 0 for bucket 0."""
+    """The value that stands for a bucket: harmonic mean of its edges, within 4.9 % of all that it holds; 0 for
+    bucket 0."""
     if bucket < _PER_OCTAVE:
         return 0.0
     low, high = _edge(bucket), _edge(bucket + 1)

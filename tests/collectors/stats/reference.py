@@ -1,4 +1,5 @@
-"""Every statistic of a pair once more, naively: Python loops and plain float64, one sequence at a time. Slow and obvious.
+"""Every statistic of a pair once more, naively: Python loops and plain float64, one sequence at a time. Slow and
+obvious.
 
 It takes lists of sequences; each sequence is a list of (a, b, masked) in the order of its positions.
 """

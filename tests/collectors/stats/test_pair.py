@@ -24,13 +24,17 @@ CLIP = (0.8, 1.25)
 PATHS = pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 
 
-def record_of(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor | None, on_device: bool, **options: Any) -> PairRecord:
+def record_of(
+    a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor | None, on_device: bool, **options: Any
+) -> PairRecord:
     accumulator = PairAccumulator(on_device=on_device)
     accumulator.observe(a, b, mask, **options)
     return accumulator.record()
 
 
-def reference_of(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float] | None = CLIP) -> dict[str, float]:
+def reference_of(
+    a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float] | None = CLIP
+) -> dict[str, float]:
     rows = [
         list(zip(x.double().tolist(), y.double().tolist(), m.tolist(), strict=True))
         for x, y, m in zip(a, b, mask.bool(), strict=True)
@@ -104,7 +108,9 @@ def test_packed_rows_give_what_padded_rows_give(on_device: bool, batch: tuple[to
     edges = [row * a.shape[1] for row in range(a.shape[0] + 1)]
     # Tokens behind the last sequence belong to none, whatever they hold.
     tail = torch.full((gap,), math.nan)
-    flat = [torch.cat((x.reshape(-1), tail.to(x.dtype))) for x in (a, b)] + [torch.cat((mask.reshape(-1), torch.ones(gap))) != 0]
+    flat = [torch.cat((x.reshape(-1), tail.to(x.dtype))) for x in (a, b)] + [
+        torch.cat((mask.reshape(-1), torch.ones(gap))) != 0
+    ]
     for shape in ((-1,), (1, -1)):
         for cu_seqlens in (edges, torch.tensor(edges, dtype=torch.int32)):
             packed = statistics(record_of(*(x.reshape(shape) for x in flat), on_device, cu_seqlens=cu_seqlens))
