@@ -56,7 +56,8 @@ class FakeService:
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the listening socket and waits for the accepting thread."""
+        """As a killed process: nobody listens any more, and kept connections break."""
+        self.misbehave = _break
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -176,6 +177,11 @@ class Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Silent."""
+
+
+def _break(request: Request) -> bool:
+    request.reset()
+    return True
 
 
 @pytest.fixture

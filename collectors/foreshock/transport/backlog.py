@@ -43,7 +43,7 @@ class Backlog:
         return backlog
 
     def __len__(self) -> int:
-        return len(self._memory) + (len(self.spool) if self.spool else 0)
+        return len(self._memory) + (len(self.spool) if self.spool is not None else 0)
 
     def push(self, record: Record) -> None:
         """Appends a record."""
@@ -54,7 +54,7 @@ class Backlog:
 
     def peek(self, items: int, size: int) -> list[Record]:
         """The oldest records, at least one if there is any. Never mixes disk and memory."""
-        if self.spool and len(self.spool):
+        if self.spool is not None and len(self.spool):
             taken = self.spool.peek(items, size)
             if taken:
                 return taken
@@ -68,7 +68,7 @@ class Backlog:
 
     def commit(self, count: int) -> None:
         """Forgets the `count` oldest records: those of the last `peek`."""
-        if self.spool and len(self.spool):
+        if self.spool is not None and len(self.spool):
             self.spool.commit(count)
             return
         for _ in range(count):
@@ -78,7 +78,7 @@ class Backlog:
         """Moves everything in memory to the disk; what the disk does not take stays, within bounds."""
         if self._memory:
             self._try_spool()
-        if self.spool:
+        if self.spool is not None:
             self.spool.save_losses(self._losses.counts())
         while self._memory and (len(self._memory) > self._max_items or self._memory_bytes > self._max_bytes):
             self._memory_bytes -= len(self._memory.popleft().payload)
@@ -91,7 +91,7 @@ class Backlog:
         if self._memory:
             self._losses.add(self._why, len(self._memory))
             self._memory.clear()
-        if self.spool:
+        if self.spool is not None:
             self.spool.save_losses(self._losses.counts())
             self.spool.close()
 

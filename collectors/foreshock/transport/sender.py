@@ -137,7 +137,7 @@ class Sender:
         """After a fork, in the child: lets the parent's descriptors go and touches nothing else of the parent's."""
         self._closed = True
         for stream in (self._own, *self._adopted):
-            if stream.backlog.spool:
+            if stream.backlog.spool is not None:
                 stream.backlog.spool.abandon()
 
     @property
