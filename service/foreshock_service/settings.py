@@ -91,6 +91,18 @@ class Settings(BaseSettings):
     )
     budget_per_run: int = _setting(6, "commands", "Commands that policy may issue per run.", ge=0, le=10_000)
 
+    # Alerts
+    slack_webhook_url: SecretStr | None = _setting(
+        None, "", "Slack incoming webhook that alerts go to; the URL is a secret. Empty: none."
+    )
+    webhook_url: SecretStr | None = _setting(None, "", "URL that alerts are posted to as signed JSON. Empty: none.")
+    webhook_secret: SecretStr | None = _setting(
+        None, "", "Key of the HMAC-SHA256 that signs what is posted to the webhook; empty: unsigned."
+    )
+    digest_over: int = _setting(
+        10, "1/min", "Alerts a minute and channel; when more wait they leave as one digest.", ge=1, le=1000
+    )
+
     # Limits
     max_body_bytes: int = _setting(8 * MIB, "bytes", "Largest request body, as received.", ge=1024, le=1024 * MIB)
     max_decompressed_bytes: int = _setting(
