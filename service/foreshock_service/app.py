@@ -15,6 +15,7 @@ from foreshock.wire.checks import Limits as WireLimits
 from foreshock_service.api import (
     admin,
     commands,
+    diagnosis,
     events,
     health,
     incidents,
@@ -58,6 +59,7 @@ ROUTERS = (
     commands.router,
     runs.router,
     series.router,
+    diagnosis.router,
     incidents.router,
     rules.router,
     events.router,

@@ -144,4 +144,4 @@ def run_names(session: Session, ids: Iterable[int]) -> Mapping[int, str]:
     wanted = set(ids)
     if not wanted:
         return {}
-    return dict(session.execute(select(Run.id, Run.name).where(Run.id.in_(wanted))).tuples().all())
+    return dict(session.execute(select(Run.id, Run.name).where(Run.id.in_(wanted))).all())

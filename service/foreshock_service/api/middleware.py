@@ -99,10 +99,13 @@ class Boundary:
     def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._telemetry.request(scope["method"], route, status, seconds)
-        if self._settings.access_log and route not in UNLIMITED:
-            # The query is left out: it may hold what someone pasted by mistake.
-            path = _UNPRINTABLE.sub("?", scope["path"])[:300]
-            access.info("%s %s %d %.1fms", scope["method"], path, status, 1000 * seconds)
+        if not self._settings.access_log or route in UNLIMITED:
+            return
+        # What trainers do all day is no news while it works.
+        level = logging.DEBUG if status < 400 and route.endswith(("/ingest", "/health")) else logging.INFO
+        # The query is left out: it may hold what someone pasted by mistake.
+        path = _UNPRINTABLE.sub("?", scope["path"])[:300]
+        access.log(level, "%s %s %d %.1fms", scope["method"], path, status, 1000 * seconds)
 
 
 def _caller(request: Request) -> str:

@@ -82,9 +82,7 @@ def _gauges(rooms: Rooms, project: str | None) -> Iterable[Metric]:
                 select(Incident.run_id, func.count())
                 .where(Incident.run_id.in_(ids), Incident.status != "resolved")
                 .group_by(Incident.run_id)
-            )
-            .tuples()
-            .all()
+            ).all()
         )
         yield from _run_gauges(runs, opened, now)
         if project is not None:
@@ -96,9 +94,9 @@ def _gauges(rooms: Rooms, project: str | None) -> Iterable[Metric]:
             max(0.0, now - overdue) if overdue is not None else 0.0,
         )
         yield from _worker_counts(rooms)
-        states = session.execute(select(Delivery.state, func.count()).group_by(Delivery.state)).tuples()
+        states = session.execute(select(Delivery.state, func.count()).group_by(Delivery.state))
         yield _by_label("foreshock_deliveries", "Deliveries by state.", "state", states)
-        commands = session.execute(select(CommandRow.state, func.count()).group_by(CommandRow.state)).tuples()
+        commands = session.execute(select(CommandRow.state, func.count()).group_by(CommandRow.state))
         yield _by_label("foreshock_commands", "Commands by state.", "state", commands)
 
 

@@ -10,12 +10,15 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreshock_service.api.encoding import to_json
-from foreshock_service.errors import Problem, Unavailable, Unprocessable
+from foreshock_service.api.encoding import finite, to_json
+from foreshock_service.commands import protocol
+from foreshock_service.errors import Conflict, Gone, NotFound, Problem, Unavailable, Unprocessable
+from foreshock_service.incidents import book
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,15 @@ def install(app: FastAPI) -> None:
         detail = "; ".join(f"{e['where']}: {e['what']}" for e in errors[:3])
         return problem_response(Unprocessable(detail, errors=errors))
 
+    async def on_refusal(_: Request, error: Exception) -> Response:
+        if isinstance(error, protocol.NotFound | book.NotFound):
+            return problem_response(NotFound(str(error)))
+        if isinstance(error, protocol.Expired):
+            return problem_response(Gone(str(error)))
+        # Not the controller, another attempt, the mode: a state that this cannot start from, whoever asks.
+        numbers = finite(error.detail) if isinstance(error, protocol.Refused) else {}
+        return problem_response(Conflict(str(error), why=type(error).__name__, numbers=numbers))
+
     async def on_store(request: Request, error: Exception) -> Response:
         log.warning("store not available: %s %s: %s", request.method, request.url.path, type(error).__name__)
         return problem_response(Unavailable("The database does not answer.", retry_after_s=2))
@@ -82,5 +94,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(protocol.CommandError, on_refusal)
+    app.add_exception_handler(book.IncidentError, on_refusal)
     app.add_exception_handler(OperationalError, on_store)
+    app.add_exception_handler(PoolTimeout, on_store)
     app.add_exception_handler(Exception, on_bug)

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.api.access import Reader
@@ -159,20 +159,19 @@ def _finding(view: StepView, finding: Finding) -> ReplayFinding:
 
 def _views(session: Session, run: Run, asked: ReplayAsked, most: int) -> Iterator[StepView]:
     """The stored steps as rules see them, in (attempt, step) order. Notices are not kept with them."""
-    query = select(Point).where(Point.run_id == run.id)
+    window = [Point.run_id == run.id]
     if asked.attempt is not None:
-        query = query.where(Point.attempt == asked.attempt)
+        window.append(Point.attempt == asked.attempt)
     if asked.from_step is not None:
-        query = query.where(Point.step >= asked.from_step)
+        window.append(Point.step >= asked.from_step)
     if asked.to_step is not None:
-        query = query.where(Point.step <= asked.to_step)
-    names = dict(
-        session.execute(select(SignalName.position, SignalName.name).where(SignalName.run_id == run.id)).tuples().all()
-    )
-    rows = session.scalars(query.order_by(Point.attempt, Point.step).limit(most + 1)).yield_per(500)
-    for count, point in enumerate(rows):
-        if count >= most:
-            raise TooLarge(f"The window holds more than {most} steps; narrow it.")
+        window.append(Point.step <= asked.to_step)
+    stored = session.scalar(select(func.count()).select_from(Point).where(*window)) or 0
+    if stored > most:
+        raise TooLarge(f"The window holds {stored} steps; at most {most} are folded at once.")
+    names = dict(session.execute(select(SignalName.position, SignalName.name).where(SignalName.run_id == run.id)).all())
+    query = select(Point).where(*window).order_by(Point.attempt, Point.step).limit(most)
+    for point in session.scalars(query).yield_per(500):
         yield StepView(
             run=run.name,
             attempt=point.attempt,

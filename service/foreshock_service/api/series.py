@@ -196,9 +196,7 @@ def read_step(
         point = session.scalars(query.order_by(Point.attempt.desc()).limit(1)).first()
         if point is None:
             raise NotFound(f"No completed step {step}.")
-        names = session.execute(
-            select(SignalName.position, SignalName.name).where(SignalName.run_id == run.id)
-        ).tuples()
+        names = session.execute(select(SignalName.position, SignalName.name).where(SignalName.run_id == run.id))
         values = {n: point.values[p - 1] for p, n in names if p <= len(point.values)}
         return StepAnswer(
             run=run.name,

@@ -158,7 +158,7 @@ def list_deliveries(
         if value is not None:
             query = query.where(column == value)
     with rooms.store.read() as session:
-        rows = session.execute(newest_first(query, Delivery.created_at, Delivery.id, cursor, limit)).tuples().all()
+        rows = session.execute(newest_first(query, Delivery.created_at, Delivery.id, cursor, limit)).all()
         names = {delivery.id: run for delivery, run in rows}
         page, following = split([delivery for delivery, _ in rows], limit, "created_at")
         return DeliveriesPage(deliveries=[_delivery(row, names[row.id]) for row in page], next=following)

@@ -156,7 +156,7 @@ def any_known(session: Session, run_id: int) -> bool:
 def _lineage(session: Session, run: Run) -> list[tuple[int, int | None]]:
     """(attempt, its first step), from the current attempt back."""
     query = select(Attempt.ordinal, Attempt.first_step).where(Attempt.run_id == run.id, Attempt.ordinal <= run.attempt)
-    rows = dict(session.execute(query).tuples().all())
+    rows = dict(session.execute(query).all())
     return [(n, rows.get(n)) for n in range(run.attempt, 0, -1)]
 
 

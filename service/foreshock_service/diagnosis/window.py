@@ -30,7 +30,7 @@ def recent_steps(
 ) -> list[PastStep]:
     """The last `steps` stored steps of an attempt, not beyond `upto`, oldest first. Two queries."""
     names_of = select(SignalName.position, SignalName.name).where(SignalName.run_id == run_id)
-    names = dict(session.execute(names_of).tuples().all())
+    names = dict(session.execute(names_of).all())
     query = select(Point.step, Point.values, Point.missing, Point.bands, Point.evidence)
     query = query.where(Point.run_id == run_id, Point.attempt == attempt)
     if upto is not None:
