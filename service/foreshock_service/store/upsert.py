@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -20,6 +19,7 @@ def insert_new(session: Session, model: type[Base], rows: Sequence[dict[str, Any
     if not rows:
         return 0
     make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    done = session.execute(make(model).values(list(rows)).on_conflict_do_nothing())
-    assert isinstance(done, CursorResult)
+    statement = make(model).values(list(rows)).on_conflict_do_nothing()
+    # An INSERT's rowcount is not kept unless asked for: it reads -1.
+    done = session.connection().execute(statement, execution_options={"preserve_rowcount": True})
     return done.rowcount

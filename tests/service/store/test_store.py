@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+
+from foreshock_service.store import leases
+from foreshock_service.store.engine import DatabaseUrlError, Store, StoreInUseError, normalise_url
+from foreshock_service.store.models import FrameRow, Run, SignalName
+from foreshock_service.store.points import Positions
+from foreshock_service.store.retention import DAY_S, drop_old_frames, ensure_partitions, partition_name
+from foreshock_service.store.types import dump_json, pack, read_value, unpack, value_at
+
+NOW = 1_800_000_000.0
+
+
+def new_run(store: Store, name: str = "math/run") -> int:
+    with store.write() as session:
+        run = Run(name=name, project="math", created_at=NOW, last_seen_at=NOW)
+        session.add(run)
+        session.flush()
+        return run.id
+
+
+def frame(run_id: int, sequence: int, received_at: float) -> FrameRow:
+    return FrameRow(
+        run_id=run_id, attempt=1, step=sequence, role="trainer", rank=0, client_id="c", sequence=sequence,
+        received_at=received_at, event_at=received_at, flags=0, body=b"x",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://x/y", "sqlite://", "sqlite:///:memory:", "nonsense", "sqlite:///a.db?mode=memory"]
+)
+def test_urls_that_cannot_serve_are_refused_in_words(url: str) -> None:
+    with pytest.raises(DatabaseUrlError, match=r"expected|needs a file"):
+        Store(url)
+
+
+@pytest.mark.parametrize("url", ["postgres://u@h/d", "postgresql://u@h/d", "postgresql+psycopg://u@h/d"])
+def test_every_spelling_of_postgresql_is_psycopg(url: str) -> None:
+    assert normalise_url(url).drivername == "postgresql+psycopg"
+
+
+def test_sqlite_belongs_to_one_process(sqlite_url: str) -> None:
+    store = Store(sqlite_url)
+    with pytest.raises(StoreInUseError, match="in use by process"):
+        Store(sqlite_url)
+    code = f"from foreshock_service.store.engine import Store; Store({sqlite_url!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "StoreInUseError" in done.stderr
+    store.close()
+    Store(sqlite_url).close()
+
+
+def test_sqlite_is_durable_and_checked(store: Store) -> None:
+    if store.dialect != "sqlite":
+        pytest.skip("SQLite's own settings")
+    with store.read() as session:
+        connection = session.connection()
+        found = {p: connection.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous")}
+        assert found == {"journal_mode": "wal", "synchronous": 2}
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_a_write_that_fails_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.write() as session:
+        session.add(Run(name="math/run", project="math", created_at=NOW, last_seen_at=NOW))
+        session.flush()
+        _ = 1 / 0
+    with store.read() as session:
+        assert session.scalars(select(Run)).all() == []
+
+
+def test_concurrent_writers_of_one_row_queue(store: Store) -> None:
+    run_id = new_run(store)
+
+    def bump() -> None:
+        for _ in range(20):
+            with store.write() as session:
+                run = session.scalars(select(Run).where(Run.id == run_id).with_for_update()).one()
+                run.attempt += 1
+
+    threads = [threading.Thread(target=bump) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with store.read() as session:
+        assert session.scalars(select(Run.attempt)).one() == 80
+
+
+def test_a_nested_write_raises_instead_of_waiting_for_itself(sqlite_url: str) -> None:
+    store = Store(sqlite_url)
+    inner = store.write()
+    with store.write(), pytest.raises(RuntimeError, match="inside"):
+        inner.__enter__()
+    store.close()
+
+
+def test_run_ids_are_never_used_again(store: Store) -> None:
+    first = new_run(store)
+    with store.write() as session:
+        session.execute(text("DELETE FROM runs"))
+    assert new_run(store) > first
+
+
+def test_packed_floats_keep_missing_apart_from_nan() -> None:
+    values = [None, math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.5]
+    back = unpack(pack(values))
+    assert [repr(v) for v in back] == [repr(v) for v in values]
+    with pytest.raises(ValueError, match="multiple of 8"):
+        unpack(b"123")
+
+
+def test_one_value_is_read_without_its_row(store: Store) -> None:
+    from foreshock_service.store.models import Point
+
+    run_id = new_run(store)
+    row = [1.0, None, math.nan, math.inf]
+    with store.write() as session:
+        session.add(Point(run_id=run_id, attempt=1, step=1, at=NOW, values=row))
+    with store.read() as session:
+        assert [repr(v) for v in session.scalars(select(Point.values)).one()] == [repr(v) for v in row]
+        found = [
+            read_value(session.scalar(select(value_at(Point.values.expression, p, store.dialect)))) for p in range(1, 6)
+        ]
+    assert [repr(v) for v in found] == [repr(v) for v in [*row, None]]
+
+
+def test_json_spells_what_json_has_no_word_for() -> None:
+    told = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], 3: "x\x00\ud800", "d": b"1", "e": (1, None)}
+    assert dump_json(told) == (
+        '{"a":"nan","b":["inf",{"c":"-inf"}],"3":"x\\ufffd\\ufffd\\ufffd\\ufffd","d":"b\'1\'","e":[1,null]}'
+    )
+
+
+def test_positions_of_signals_are_append_only_and_bounded(store: Store) -> None:
+    run_id = new_run(store)
+    with store.write() as session:
+        positions = Positions(session, run_id, 3)
+        assert positions.row({"b": 2.0, "a": 1.0}) == ([1.0, 2.0], [])
+        assert positions.row({"d": 4.0, "c": 3.0, "b": 2.0}) == ([None, 2.0, 3.0], ["d"])
+    with store.write() as session:
+        assert Positions(session, run_id, 3).row({"c": 9.0}) == ([None, None, 9.0], [])
+        assert {s.name: s.position for s in session.scalars(select(SignalName))} == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_lease_is_held_by_one_and_fenced(store: Store) -> None:
+    def claim(owner: str, now: float) -> int | None:
+        with store.write() as session:
+            return leases.claim(session, "upkeep", owner, now, 10.0)
+
+    assert claim("a", NOW) == 1
+    assert claim("b", NOW + 9) is None
+    assert claim("a", NOW + 9) == 1
+    assert claim("b", NOW + 20) == 2
+    assert claim("a", NOW + 21) is None
+    with store.write() as session:
+        leases.release(session, "upkeep", "b")
+    assert claim("a", NOW + 21) == 3
+
+
+def test_of_many_claimants_at_once_one_wins(store: Store) -> None:
+    won: list[str] = []
+
+    def claim(owner: str) -> None:
+        with store.write() as session:
+            if leases.claim(session, "upkeep", owner, NOW, 10.0) is not None:
+                won.append(owner)
+
+    threads = [threading.Thread(target=claim, args=(f"r{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+def test_old_frames_go_and_young_ones_stay(store: Store) -> None:
+    run_id = new_run(store)
+    days = [int(NOW // DAY_S) + d for d in (-9, -8, -2, 0)]
+    with store.write() as session:
+        for day in days[:3]:
+            ensure_partitions(session, day * DAY_S + 5.0, ahead=0)
+        ensure_partitions(session, NOW)
+    with store.write() as session:
+        session.add_all([frame(run_id, i + 1, day * DAY_S + 10.0) for i, day in enumerate(days)])
+    assert drop_old_frames(store, NOW, keep_days=7.0) >= 2  # the migration made partitions of its own day
+    with store.read() as session:
+        assert session.scalars(select(FrameRow.step).order_by(FrameRow.step)).all() == [3, 4]
+    assert drop_old_frames(store, NOW, keep_days=7.0) == 0
+
+
+def test_partitions_are_made_ahead_and_take_over_what_the_default_held(migrated_postgres_url: str) -> None:
+    store = Store(migrated_postgres_url)
+    run_id = new_run(store)
+    with store.write() as session:
+        session.add(frame(run_id, 1, NOW))
+    with store.write() as session:
+        assert session.scalar(text("SELECT count(*) FROM frames_default")) == 1
+        made = ensure_partitions(session, NOW, ahead=2)
+        assert made == [partition_name(int(NOW // DAY_S) + d) for d in range(3)]
+        assert ensure_partitions(session, NOW, ahead=2) == []
+    with store.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM frames_default")) == 0
+        assert session.scalar(text(f"SELECT count(*) FROM {made[0]}")) == 1
+    store.close()
+
+
+def test_views_show_points_in_long_form(migrated_postgres_url: str) -> None:
+    from foreshock_service.store.models import Point
+
+    store = Store(migrated_postgres_url)
+    run_id = new_run(store)
+    with store.write() as session:
+        row, _ = Positions(session, run_id, 9).row({"loss": math.nan, "lr": 1e-6})
+        bands: dict[str, Any] = {"loss": (0.0, math.nan, math.inf)}
+        session.add(Point(run_id=run_id, attempt=1, step=7, at=NOW, values=row, bands=bands))
+    with store.read() as session:
+        points = session.execute(text("SELECT run, step, signal, value FROM grafana_points ORDER BY signal")).all()
+        (band,) = session.execute(text("SELECT signal, low, centre, high FROM grafana_bands")).all()
+    assert repr(list(map(tuple, points))) == "[('math/run', 7, 'loss', nan), ('math/run', 7, 'lr', 1e-06)]"
+    assert repr(tuple(band)) == "('loss', 0.0, nan, inf)"
+    store.close()
+
+
+def test_a_database_file_may_lie_in_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'a' / 'b' / 'f.db'}")
+    assert store.ping()
+    store.close()
