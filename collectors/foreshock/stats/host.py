@@ -37,6 +37,7 @@ _SUSPECT_DELTA = 8000.0
 _SUSPECT_LOGP = -900.0
 
 _F64 = torch.float64
+_PIVOT_TOKENS = 256
 _vecdot: Any = getattr(np, "vecdot", None) or (lambda x, y: np.einsum("st,st->s", x, y))  # numpy < 2.0
 
 
@@ -133,7 +134,7 @@ def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
             return Spans.of(np.full(sequences, length, dtype=np.int64)), None
         mask = batch.mask.numpy()
         if sequences <= 64:  # numpy counts along an axis by widening every byte first
-            masked = np.fromiter((np.count_nonzero(row) for row in mask), np.int64, sequences)
+            masked = np.array([np.count_nonzero(row) for row in mask], dtype=np.int64)
         else:
             masked = np.count_nonzero(mask, axis=1)
         spans = Spans.of(masked)
@@ -203,8 +204,7 @@ def _add_totals(
     into: Reduction, tokens: _Tokens, abs_N: Array, near_zero: int, clip: tuple[float, float] | None
 ) -> None:
     d_N, low, high = tokens.delta[1], tokens.low, tokens.high
-    totals = dict.fromkeys(TOTALS, 0)
-    totals["positives"] = int(np.count_nonzero(d_N > 0)) if high > 0 else 0
+    totals = {"positives": int(np.count_nonzero(d_N > 0)) if high > 0 else 0}
     if near_zero:
         negatives = int(np.count_nonzero(d_N < 0)) if low < 0 else 0
         totals["zeros"] = d_N.size - totals["positives"] - negatives
@@ -216,7 +216,8 @@ def _add_totals(
         totals["clip_tokens"] = d_N.size
         totals["clip_low"] = int(np.count_nonzero(d_N < clip[0])) if low < clip[0] else 0
         totals["clip_high"] = int(np.count_nonzero(d_N > clip[1])) if high > clip[1] else 0
-    into.totals += np.fromiter(totals.values(), np.int64, len(TOTALS))
+    for name, count in totals.items():
+        into.totals[TOTALS.index(name)] += count
     into.extremes[0] = min(into.extremes[0], low)
     into.extremes[1] = max(into.extremes[1], high)
 
@@ -249,15 +250,17 @@ def _fill(
     """Fills the table's columns of b, δ and e^δ − 1 − δ, and adds the call's sums over all tokens."""
     (delta, D), (logp_b, B) = tokens.delta, tokens.logp_b
     (w, W), (p, P) = buffers[2:4]
-    call = dict.fromkeys(CALL_SUMS, 0.0)
-    call["n"] = D.size
-
+    one, dot = sums.ones, np.dot
     torch.exp(logp_b, out=p)
     torch.exp(delta.clamp(max=OVERFLOW_DELTA) if tokens.high > OVERFLOW_DELTA else delta, out=w)
-    call["p"], call["pp"] = np.dot(P, sums.ones), np.dot(P, P)
-    call["w"], call["ww"] = np.dot(W, sums.ones), np.dot(W, W)
+    call = {"n": D.size, "p": dot(P, one), "pp": dot(P, P)}
+    if tokens.high < -1.0:  # all weights small: 1 + x would lose their digits
+        call |= {"w": dot(W, one), "ww": dot(W, W)}
     np.subtract(W, 1.0, out=W)
     x_S = sums.of(W)
+    if tokens.high >= -1.0:
+        x = x_S.sum()
+        call |= {"w": x + D.size, "ww": dot(W, W) + 2.0 * x + D.size}
     e, E = w, W
     if tokens.high > 50.0 or tokens.low < -30.0 or tokens.lowest_b < -600.0:
         # p·x would be a product of something lost with something huge.
@@ -265,28 +268,20 @@ def _fill(
         np.subtract(E, P, out=E)
     else:
         np.multiply(E, P, out=E)  # keeps its relative precision where a ≈ b
-    call["e"], call["pe"], call["ee"] = np.dot(E, sums.ones), np.dot(P, E), np.dot(E, E)
+    call |= {"e": dot(E, one), "pe": dot(P, E), "ee": dot(E, E)}
     np.abs(E, out=E)
-    call["eabs"] = np.dot(E, sums.ones)
+    call["eabs"] = dot(E, one)
     into.extremes[2] = max(into.extremes[2], float(np.maximum.reduce(E)))
 
-    d_S, squared = sums.of(D), np.multiply(D, D, out=P)
-    dd_S = sums.of(squared)
-    call["d"], call["dd"] = d_S.sum(), dd_S.sum()
-    call["ddd"], call["dddd"] = np.dot(squared, D), np.dot(squared, squared)
+    squared = np.multiply(D, D, out=P)
+    d_S, dd_S = sums.of(D), sums.of(squared)
+    call |= {"d": d_S.sum(), "dd": dd_S.sum(), "ddd": dot(squared, D), "dddd": dot(squared, squared)}
+    into.calls.append(np.array([call[name] for name in CALL_SUMS]))
     if max(-tokens.low, tokens.high) < SERIES_DELTA:
         x_S = d_S + dd_S / 2 + sums.product(squared, D, W) / 6 + sums.product(squared, squared, W) / 24
-    pivot = np.dot(B, sums.ones) / D.size
+    # Any value amid b will do to centre it.
+    pivot = B[:_PIVOT_TOKENS].mean()
     np.subtract(B, pivot, out=B)
-    columns = {
-        "b": sums.of(B),
-        "d": d_S,
-        "bb": sums.product(B, B, W),
-        "bd": sums.product(B, D, W),
-        "dd": dd_S,
-        "k3": x_S - d_S,
-        "pivot": pivot,
-    }
-    for name, values in columns.items():
-        table_KS[COLUMN[name]] = values
-    into.calls.append(np.fromiter(call.values(), np.float64, len(CALL_SUMS)))
+    table_KS[COLUMN["d"]], table_KS[COLUMN["dd"]], table_KS[COLUMN["k3"]] = d_S, dd_S, x_S - d_S
+    table_KS[COLUMN["b"]], table_KS[COLUMN["pivot"]] = sums.of(B), pivot
+    table_KS[COLUMN["bb"]], table_KS[COLUMN["bd"]] = sums.product(B, B, W), sums.product(B, D, W)

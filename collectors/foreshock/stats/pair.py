@@ -9,6 +9,7 @@ Legend: S sequences, T positions, N packed tokens, K columns of the table.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from foreshock.stats import device as device_path
@@ -90,7 +91,8 @@ class PairAccumulator:
 
     def _observe_host(self, batch: Batch, split: bool, complete: SequenceSums | None, counts: bool) -> None:
         into = self._reduction
-        table = host_path.reduce(batch, into, self._next_sequence)
+        with np.errstate(all="ignore"):
+            table = host_path.reduce(batch, into, self._next_sequence)
         into.tables.append(table)
         if split:
             into.split += pieces(table)

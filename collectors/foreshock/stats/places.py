@@ -38,6 +38,9 @@ class Spans:
     starts: IntArray
     """[S] index of each span's first token"""
     total: int
+    """tokens in all spans together"""
+    all_filled: bool
+    """whether no span is empty"""
     positions: IntArray | None = None
     """[N] positions within the response, where they do not simply run on"""
     origin: IntArray | None = None
@@ -46,7 +49,7 @@ class Spans:
     @classmethod
     def of(cls, masked: IntArray) -> Spans:
         ends = np.cumsum(masked)
-        return cls(masked, masked, ends - masked, int(ends[-1]) if ends.size else 0)
+        return cls(masked, masked, ends - masked, int(ends[-1]) if ends.size else 0, bool(masked.all()))
 
     def sequence_of(self, index: IntArray) -> IntArray:
         return np.searchsorted(self.starts + self.counts, index, side="right")
@@ -68,6 +71,9 @@ class Spans:
 
     def sums(self, x: Array) -> Array:
         """Σ of x [N] per sequence."""
+        if self.all_filled:
+            sums: Array = np.add.reduceat(x, self.starts)
+            return sums
         return between(x, self.starts)
 
 
@@ -167,7 +173,7 @@ def _worst(abs_N: Array, dense: IntArray) -> IntArray:
     if abs_N.size <= _SEARCHED:
         candidates: IntArray = np.arange(abs_N.size)
     else:
-        top = int(sketch.dense_index(np.maximum.reduce(abs_N))) + 1
+        top = sketch.bucket_of(float(np.maximum.reduce(abs_N))) + 1
         from_top = np.cumsum(dense[max(0, top - _OCTAVES * 32) : top][::-1])
         bucket = max(0, top - 1 - int(np.searchsorted(from_top, EVIDENCE_TOKENS)))
         # The bucket was that of the value as float32, which may have been rounded up into it.

@@ -12,6 +12,7 @@ Legend: D dense buckets, K kept buckets.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ FloatArray = npt.NDArray[np.float64]
 
 SHIFT = 18
 DENSE_BUCKETS = 1 << 13
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_INFINITY_BUCKET = 255 << 5
 _CUTS = (0, 3, 6, 9, 13, 17, 22, 27)
 _PER_OCTAVE = len(_CUTS)
 KEPT_BUCKETS = 256 * _PER_OCTAVE
@@ -34,6 +37,12 @@ def dense_index(values: npt.ArrayLike) -> IntArray:
     with np.errstate(over="ignore", under="ignore"):
         single = np.asarray(values, dtype=np.float32, order="C")
     return (single.view(np.int32) >> SHIFT).astype(np.int64)
+
+
+def bucket_of(value: float) -> int:
+    """Dense bucket of one value ≥ 0."""
+    packed: int = struct.unpack("<i", struct.pack("<f", min(value, _FLOAT32_MAX)))[0]
+    return packed >> SHIFT if value <= _FLOAT32_MAX else _INFINITY_BUCKET
 
 
 def lower_edge(dense_bucket: int) -> float:
