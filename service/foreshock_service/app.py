@@ -12,6 +12,10 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
 from foreshock.wire.checks import Limits as WireLimits
+from foreshock_service.alerts.base import new_client
+from foreshock_service.alerts.delivery import DeliveryWorker
+from foreshock_service.alerts.outbox import Outbox
+from foreshock_service.alerts.registry import configured
 from foreshock_service.api import (
     admin,
     commands,
@@ -35,7 +39,7 @@ from foreshock_service.api.telemetry import Telemetry
 from foreshock_service.api.tokens import TokenBook, count_live
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.writer import GroupWriter
-from foreshock_service.introductions import Alerts, Engines, command_limits, evaluator_rooms, ingest_hooks
+from foreshock_service.introductions import Engines, command_limits, evaluator_rooms, ingest_hooks
 from foreshock_service.rules.pack import PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store import migrate
@@ -112,7 +116,9 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     hub = Hub()
     pack_file = PackFile(settings.rules_path)
     limits = command_limits(settings)
-    alerts: Alerts = lambda *_: None  # noqa: E731 - until the outbox
+    poster = new_client()
+    channels = configured(settings, poster)
+    alerts = Outbox(channels)
     ingest_limits = IngestLimits(
         max_items=settings.max_items,
         max_signals_per_frame=settings.max_signals_per_frame,
@@ -137,9 +143,15 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         tick_s=settings.tick_s,
         max_signals_per_run=settings.max_signals_per_run,
     )
-    workers: list[Worker] = [writer, evaluator, Upkeep(store, settings.frames_retention_days)]
-    if store.dialect == "postgresql":
-        workers.append(Channel(store, hub))
+    workers: list[Worker] = [
+        writer,
+        evaluator,
+        DeliveryWorker(store, channels),
+        Upkeep(store, settings.frames_retention_days),
+    ]
+    channel = Channel(store, hub) if store.dialect == "postgresql" else None
+    if channel is not None:
+        workers.append(channel)
     supervisor = Supervisor(workers)
     rooms = Rooms(
         settings=settings,
@@ -169,7 +181,10 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     def stop() -> None:
         rooms.stopping = True
         hub.close()
-        supervisor.stop(settings.shutdown_s)
+        late = supervisor.stop(settings.shutdown_s)
+        if channel is not None and channel.name not in late:
+            channel.close()
+        poster.close()
         store.close()
 
     return rooms, stop

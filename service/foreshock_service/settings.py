@@ -103,6 +103,13 @@ class Settings(BaseSettings):
         10, "1/min", "Alerts a minute and channel; when more wait they leave as one digest.", ge=1, le=1000
     )
 
+    # Alerts
+    webhook_url: SecretStr | None = _setting(None, "", "Where alerts are posted as JSON; empty: nowhere.")
+    webhook_secret: SecretStr | None = _setting(None, "", "Key of the HMAC-SHA256 signature of those posts.")
+    slack_webhook_url: SecretStr | None = _setting(
+        None, "", "A Slack incoming webhook for alerts; the URL is a secret."
+    )
+
     # Limits
     max_body_bytes: int = _setting(8 * MIB, "bytes", "Largest request body, as received.", ge=1024, le=1024 * MIB)
     max_decompressed_bytes: int = _setting(

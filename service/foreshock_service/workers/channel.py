@@ -55,8 +55,14 @@ class Channel:
     def _wake(self) -> None:
         try:
             self._wake_write.send(b"x")
-        except BlockingIOError:  # full: the thread will wake anyway
+        except OSError:  # full: the thread will wake anyway; or closed: nobody sleeps there any more
             return
+
+    def close(self) -> None:
+        """Gives the wake-up sockets back, once `run` has returned. Words sent afterwards are dropped."""
+        self._hub.forward = None
+        self._wake_read.close()
+        self._wake_write.close()
 
     def run(self, stop: threading.Event) -> None:
         """Listens and sends until `stop` is set (then call `interrupt`). Reconnects when the server goes away."""
