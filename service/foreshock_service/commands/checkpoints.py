@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.commands.limits import DEFAULTS, Limits
@@ -72,30 +72,28 @@ def register(session: Session, run: Run, attempt: int, step: int, data: Mapping[
     return insert_ignoring(session, Checkpoint, values)
 
 
-def promote(session: Session, run: Run, seen: StepView, *, limits: Limits = DEFAULTS) -> int:
-    """Candidates of this attempt that were followed by enough clean steps become healthy; returns how many.
+def settle(session: Session, run: Run, seen: StepView, *, limits: Limits = DEFAULTS) -> None:
+    """Judges this attempt's candidates: quarantined if saved during an illness, healthy after enough clean steps.
 
-    Clean: no incident is open that is critical or can lead to one. Onset margins are the quarantine's.
+    Clean: no incident is open that is critical or can lead to one. While one is only mitigated, candidates stay so.
     """
-    ripe = seen.step - limits.promote_steps
-    candidates = select(Checkpoint.id).where(
-        Checkpoint.run_id == run.id,
-        Checkpoint.attempt == seen.attempt,
-        Checkpoint.status == "candidate",
-        Checkpoint.step <= ripe,
+    query = select(Checkpoint).where(
+        Checkpoint.run_id == run.id, Checkpoint.attempt == seen.attempt, Checkpoint.status == "candidate"
     )
-    if not session.execute(candidates.limit(1)).first():
-        return 0
-    if any(distrusted(i) for i in book.incidents(session, run.id, book.ACTIVE)):
-        return 0
-    statement = update(Checkpoint).where(
-        Checkpoint.run_id == run.id,
-        Checkpoint.attempt == seen.attempt,
-        Checkpoint.status == "candidate",
-        Checkpoint.step <= ripe,
-    )
-    reason = f"followed by {limits.promote_steps} clean steps"
-    return _count(session, statement.values(status="healthy", reason=reason))
+    candidates = session.scalars(query).all()
+    if not candidates:
+        return
+    ill = [i for i in book.incidents(session, run.id, book.ACTIVE) if distrusted(i)]
+    for incident in ill:
+        if incident.status != "mitigated":
+            since = incident.onset_step if incident.attempt == seen.attempt else None
+            _quarantine(session, run, incident, seen.attempt, since, ("candidate",), limits)
+    if ill:
+        return
+    for candidate in candidates:
+        if candidate.step <= seen.step - limits.promote_steps:
+            candidate.status, candidate.reason = "healthy", f"followed by {limits.promote_steps} clean steps"
+    session.flush()
 
 
 def distrusted(incident: Incident) -> bool:
@@ -108,22 +106,16 @@ def distrusted(incident: Incident) -> bool:
     return incident.severity == "critical" or incident.rule in PRECURSORS
 
 
-def quarantine(session: Session, run: Run, incident: Incident, *, limits: Limits = DEFAULTS) -> int:
-    """Distrusts what was saved from the onset minus a margin on, even if it looked healthy; nothing is deleted.
+def quarantine(
+    session: Session, run: Run, incident: Incident, attempt: int, onset: int | None, *, limits: Limits = DEFAULTS
+) -> None:
+    """An illness was found: distrusts what was saved from its onset minus a margin on, even if it looked healthy.
 
-    Returns how many were newly quarantined: those of the attempt of the onset, and of later attempts.
+    Nothing is deleted. Covers the attempt of the onset and later ones; illnesses that spoil no weights do nothing.
     """
-    if incident.onset_step is None or not distrusted(incident):
-        return 0
-    attempt, step = incident.attempt, incident.onset_step - limits.onset_margin_steps
-    same = (Checkpoint.attempt == attempt) & (Checkpoint.step >= step)
-    statement = update(Checkpoint).where(
-        Checkpoint.run_id == run.id,
-        Checkpoint.status.in_(("candidate", "healthy")),
-        same | (Checkpoint.attempt > attempt),
-    )
-    reason = f"{incident.rule} since step {incident.onset_step} of attempt {attempt}"
-    return _count(session, statement.values(status="quarantined", reason=reason))
+    if onset is None or not distrusted(incident):
+        return
+    _quarantine(session, run, incident, attempt, onset, ("candidate", "healthy"), limits)
 
 
 def target(session: Session, run: Run, *, before: int | None = None, limits: Limits = DEFAULTS) -> Checkpoint | None:
@@ -160,7 +152,22 @@ def _lineage(session: Session, run: Run) -> list[tuple[int, int | None]]:
     return [(n, rows.get(n)) for n in range(run.attempt, 0, -1)]
 
 
-def _count(session: Session, statement: Any) -> int:
-    result = session.execute(statement, execution_options={"synchronize_session": False})
-    assert isinstance(result, CursorResult)
-    return result.rowcount
+def _quarantine(
+    session: Session,
+    run: Run,
+    incident: Incident,
+    attempt: int,
+    onset: int | None,
+    statuses: tuple[str, ...],
+    limits: Limits,
+) -> None:
+    first = 0 if onset is None else onset - limits.onset_margin_steps
+    statement = update(Checkpoint).where(
+        Checkpoint.run_id == run.id,
+        Checkpoint.status.in_(statuses),
+        ((Checkpoint.attempt == attempt) & (Checkpoint.step >= first)) | (Checkpoint.attempt > attempt),
+    )
+    reason = f"{incident.rule} since step {incident.onset_step} of attempt {incident.attempt}"
+    session.execute(
+        statement.values(status="quarantined", reason=reason), execution_options={"synchronize_session": "fetch"}
+    )

@@ -82,9 +82,16 @@ def _keep_checkpoints(
     session: Session, run: Run, seen: StepView, changes: Sequence[IncidentChange], limits: Limits
 ) -> None:
     for change in changes:
-        if change.kind in ("opened", "reopened", "escalated"):
-            checkpoints.quarantine(session, run, change.incident, limits=limits)
-    checkpoints.promote(session, run, seen, limits=limits)
+        if change.kind in ("opened", "escalated"):
+            checkpoints.quarantine(
+                session, run, change.incident, change.incident.attempt, change.incident.onset_step, limits=limits
+            )
+        elif change.kind == "reopened" and change.finding is not None:
+            # What was promoted while the illness was away stays healthy.
+            checkpoints.quarantine(
+                session, run, change.incident, seen.attempt, change.finding.onset_step, limits=limits
+            )
+    checkpoints.settle(session, run, seen, limits=limits)
 
 
 def _withdraw(session: Session, run: Run, active: set[str], now: float) -> list[CommandChange]:

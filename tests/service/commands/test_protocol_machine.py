@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -128,7 +129,7 @@ class CommandMachine(RuleBasedStateMachine):
                 )
                 steps = session.execute(query).all()
                 assert steps[0][:2] == (None, "proposed")
-                for (_, before, _), (was, became, _) in zip(steps, steps[1:], strict=False):
+                for (_, before, _), (was, became, _) in itertools.pairwise(steps):
                     assert was == before
                     assert became in protocol.TRANSITIONS[was]
                 assert steps[-1].became == row.state
