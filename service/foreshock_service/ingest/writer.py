@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 RETRIES = 3
 """Times that a deadlock or a serialisation failure is tried again before it counts."""
 RETRYABLE = frozenset({"40001", "40P01"})
+SQLITE_OUTAGES = frozenset({5, 6, 8, 10, 11, 13, 14, 26})
+"""Busy, locked, read-only, I/O error, corrupt, full, cannot open, not a database."""
+POSTGRES_OUTAGES = frozenset({"08", "25", "53", "55", "57", "58"})
+"""SQLSTATE classes: connection, read-only, resources, not available, operator intervention, system error."""
 MAX_GROUP_BYTES = 64 * 1024 * 1024
 
 
@@ -197,7 +202,14 @@ def _resolve(future: Future[Reply], *, reply: Reply | None = None, error: Except
 
 def _is_outage(error: Exception) -> bool:
     """True where the database itself is at fault (down, full, locked), so that trying singly would not help."""
-    return isinstance(error, OperationalError) or (isinstance(error, DBAPIError) and error.connection_invalidated)
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    if isinstance(error.orig, sqlite3.Error):
+        return isinstance(error, OperationalError) and error.orig.sqlite_errorcode & 0xFF in SQLITE_OUTAGES
+    state = getattr(error.orig, "sqlstate", None)
+    return isinstance(error, OperationalError) and (state is None or state[:2] in POSTGRES_OUTAGES)
 
 
 def _brief(error: Exception) -> str:

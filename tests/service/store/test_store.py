@@ -70,10 +70,14 @@ def test_sqlite_is_durable_and_checked(store: Store) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing(store: Store) -> None:
-    with pytest.raises(ZeroDivisionError), store.write() as session:
-        session.add(Run(name="math/run", project="math", created_at=NOW, last_seen_at=NOW))
-        session.flush()
-        _ = 1 / 0
+    def fail() -> None:
+        with store.write() as session:
+            session.add(Run(name="math/run", project="math", created_at=NOW, last_seen_at=NOW))
+            session.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     with store.read() as session:
         assert session.scalars(select(Run)).all() == []
 
