@@ -46,7 +46,10 @@ class Guard:
         if self.errors >= self.limit and not self.off:
             self.off = True
             _log.error("foreshock: switched off after %d errors of its own", self.errors)
-            self._on_off()
+            try:
+                self._on_off()
+            except Exception as last:
+                _log.error("foreshock: and not even that could be told: %r", last)
 
     def caught_in_thread(self, place: str, error: Exception) -> None:
         """As `caught`, from a thread of ours; raised at the host's next call where the guard raises."""

@@ -77,31 +77,39 @@ def launch_id(given: str | None, environment: Mapping[str, str]) -> str:
         if not LAUNCH.match(launch):
             raise ValueError(f"launch must be 1 to 128 printable characters without blanks, not {launch!r}")
         return launch
+    ray = _ray_job(environment)
+    if ray:
+        return ray
     candidates = (
         ("torchelastic", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-        ("ray", "RAY_JOB_ID", ""),
         ("slurm", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     )
     for prefix, variable, restarts in candidates:
-        value = environment.get(variable) or (_ray_job() if prefix == "ray" else "")
+        value = environment.get(variable)
         # torchrun without --rdzv-id calls every launch of every job "none".
         if not value or value == "none":
             continue
-        launch = f"{prefix}-{value}-{environment.get(restarts, '0') if restarts else '0'}"
+        launch = f"{prefix}-{value}-{environment.get(restarts, '0')}"
         if LAUNCH.match(launch):
             return launch
     return f"process-{uuid.uuid4().hex}"
 
 
-def _ray_job() -> str:
-    """The job of a Ray worker that does not have it in its environment; never starts or imports Ray."""
-    ray = sys.modules.get("ray")
+def _ray_job(environment: Mapping[str, str]) -> str:
+    """The Ray job that this process works for; empty outside of one. Never starts or imports Ray.
+
+    Job ids count from 1 in every Ray session, so the session's name goes with it. RAY_JOB_ID is the last resort: in
+    a worker that Ray started ahead of its job it is nil (ffffffff).
+    """
+    ray, job, session = sys.modules.get("ray"), environment.get("RAY_JOB_ID", ""), ""
     try:
-        if ray is None or not ray.is_initialized():
-            return ""
-        return str(ray.get_runtime_context().get_job_id())
+        if ray is not None and ray.is_initialized():
+            job = str(ray.get_runtime_context().get_job_id())
+            session = str(ray._private.worker._global_node.session_name)
     except Exception:
-        return ""
+        session = ""
+    launch = f"ray-{job}-{session}".rstrip("-")
+    return launch if job and set(job) != {"f"} and LAUNCH.match(launch) else ""
 
 
 def _place(environment: Mapping[str, str]) -> tuple[int, int]:
