@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     webhook_url: SecretStr | None = _setting(None, "", "Where alerts are posted as JSON; empty: nowhere.")
     webhook_secret: SecretStr | None = _setting(None, "", "Key of the HMAC-SHA256 signature of those posts.")
     slack_webhook_url: SecretStr | None = _setting(
-        None, "", "A Slack incoming webhook for alerts; the URL is a secret."
+        None, "", "A Slack incoming webhook for alerts; the URL is secret."
     )
 
     # Limits

@@ -27,6 +27,14 @@ DEBOUNCE_S = 0.25
 """A busy fleet changes many times a second; a page need not."""
 MAX_RUNS = 500
 Key = tuple[str, str]
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "enum": ["run", "incident", "command"]},
+        "data": {"type": "string", "description": "JSON"},
+        "retry": {"type": "integer"},
+    },
+}
 
 
 @router.get(
@@ -37,7 +45,7 @@ Key = tuple[str, str]
         200: {
             "description": "Events `run`, `incident` and `command`, each with the JSON of what changed. The first ones "
             "tell how things stand. A comment at least every few seconds keeps proxies from closing the stream.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         },
     },
 )
