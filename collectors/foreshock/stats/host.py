@@ -250,7 +250,7 @@ def _fill(
     """Fills the table's columns of b, δ and e^δ − 1 − δ, and adds the call's sums over all tokens."""
     (delta, D), (logp_b, B) = tokens.delta, tokens.logp_b
     (w, W), (p, P) = buffers[2:4]
-    one, dot = sums.ones, np.dot
+    one, dot, add = sums.ones, np.dot, np.add.reduce
     torch.exp(logp_b, out=p)
     torch.exp(delta.clamp(max=OVERFLOW_DELTA) if tokens.high > OVERFLOW_DELTA else delta, out=w)
     call = {"n": D.size, "p": dot(P, one), "pp": dot(P, P)}
@@ -259,7 +259,7 @@ def _fill(
     np.subtract(W, 1.0, out=W)
     x_S = sums.of(W)
     if tokens.high >= -1.0:
-        x = x_S.sum()
+        x = add(x_S)
         call |= {"w": x + D.size, "ww": dot(W, W) + 2.0 * x + D.size}
     e, E = w, W
     if tokens.high > 50.0 or tokens.low < -30.0 or tokens.lowest_b < -600.0:
@@ -275,12 +275,13 @@ def _fill(
 
     squared = np.multiply(D, D, out=P)
     d_S, dd_S = sums.of(D), sums.of(squared)
-    call |= {"d": d_S.sum(), "dd": dd_S.sum(), "ddd": dot(squared, D), "dddd": dot(squared, squared)}
+    call |= {"d": add(d_S), "dd": add(dd_S), "ddd": dot(squared, D), "dddd": dot(squared, squared)}
     into.calls.append(np.array([call[name] for name in CALL_SUMS]))
     if max(-tokens.low, tokens.high) < SERIES_DELTA:
         x_S = d_S + dd_S / 2 + sums.product(squared, D, W) / 6 + sums.product(squared, squared, W) / 24
     # Any value amid b will do to centre it.
-    pivot = B[:_PIVOT_TOKENS].mean()
+    few = min(_PIVOT_TOKENS, D.size)
+    pivot = dot(B[:few], one[:few]) / few
     np.subtract(B, pivot, out=B)
     table_KS[COLUMN["d"]], table_KS[COLUMN["dd"]], table_KS[COLUMN["k3"]] = d_S, dd_S, x_S - d_S
     table_KS[COLUMN["b"]], table_KS[COLUMN["pivot"]] = sums.of(B), pivot

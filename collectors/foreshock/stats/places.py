@@ -150,9 +150,6 @@ def _add_worst(
     base: int,
 ) -> None:
     worst = _worst(abs_N, dense)
-    worst = worst[abs_N[worst] > 0]
-    if not worst.size:
-        return
     sequence = spans.sequence_of(worst)
     ids = np.empty((worst.size, 3), dtype=np.int64)
     ids[:, 0] = sequence + base if batch.seq_ids is None else np.asarray(batch.seq_ids)[sequence]
@@ -164,7 +161,9 @@ def _add_worst(
         # Holes have left the spans, not the tokens.
         ids[:, 2] = tokens[worst if spans.origin is None else spans.origin[worst]]
     into.worst_ids.append(ids)
-    into.worst_logps.append(np.stack([logp[worst].astype(np.float64) for logp in logps], axis=1))
+    pairs = np.empty((worst.size, 2))
+    pairs[:, 0], pairs[:, 1] = logps[0][worst], logps[1][worst]
+    into.worst_logps.append(pairs)
 
 
 def _worst(abs_N: Array, dense: IntArray) -> IntArray:
