@@ -37,9 +37,11 @@ def draw(report: dict[str, Any], series: Series, path: Path) -> None:
     axes[0].text(report["onset_step"], 1.02, "onset", transform=axes[0].get_xaxis_transform(), fontsize=8, ha="right")
     axes[0].legend(loc="lower left", frameon=False, ncols=3)
     axes[-1].set_xlabel("training step")
-    figure.suptitle(f"foreshock demo: {report['illness']}, seed {report['seed']}", x=0.02, ha="left", fontsize=12)
-    figure.text(0.02, 0.945, _story(report), fontsize=9, color="#333333")
-    figure.tight_layout(rect=(0, 0, 1, 0.94))
+    figure.suptitle(
+        f"foreshock demo: {report['illness']}, seed {report['seed']}", x=0.02, y=0.985, ha="left", fontsize=12
+    )
+    figure.text(0.02, 0.943, _story(report), fontsize=9, color="#333333")
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

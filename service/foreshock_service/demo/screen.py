@@ -24,6 +24,7 @@ def progress(console: Console) -> Progress:
     )
 
 
+RUNS = ("healthy", "untreated", "treated")
 COLOURS = {"healthy": "green", "warning": "yellow", "critical": "red", "unknown": "white", "waiting": "white"}
 
 
@@ -37,22 +38,32 @@ def show(bars: Progress, task: TaskID, health: dict[str, Any] | None, note: str)
 def conclude(console: Console, report: dict[str, Any], checks: list[Check]) -> None:
     """The three runs, what was seen and done, and whether the demo showed what it had to."""
     runs = Table(title=f"{report['illness']}, seed {report['seed']}, onset at step {report['onset_step']}")
-    for column in ("run", "final reward", "final validation", "reward broke at", "incidents", "commands"):
+    for column in ("run", "final reward", "final validation", "reward broke"):
         runs.add_column(column)
-    for name in ("healthy", "untreated", "treated"):
+    for name in RUNS:
         row = report[name]
-        seen = [f"{i['rule']} ({i['severity']}) at {i['opened_step']}" for i in report["incidents"] if i["run"] == name]
-        done = [f"{c['kind']}: {c['state']} at {c['done_step']}" for c in report["commands"] if c["run"] == name]
         broke = row["reward_broke_step"]
-        runs.add_row(
-            name,
-            f"{row['final_reward']:.2f}",
-            f"{row['final_validation']:.2f}",
-            "never" if broke is None else f"step {broke}",
-            "\n".join(seen) or "none",
-            "\n".join(done) or "none",
-        )
+        scores = (f"{row['final_reward']:.2f}", f"{row['final_validation']:.2f}")
+        runs.add_row(name, *scores, "never" if broke is None else f"at step {broke}")
     console.print(runs)
+    for name in RUNS:
+        for line in _events(report, name):
+            console.print(f"[bold]{name}[/]  {line}", highlight=False)
     for check in checks:
         mark = "[green]yes[/]" if check.passed else "[red]NO[/]"
         console.print(f"{mark}  {check.name}: {check.detail}", highlight=False)
+
+
+def _events(report: dict[str, Any], run: str) -> list[str]:
+    """A line an incident and a command of one run, in the order of their steps."""
+    lines = [
+        (i["opened_step"] or 0, f"step {i['opened_step']}: {i['severity']} {i['rule']} opened, now {i['status']}")
+        for i in report["incidents"]
+        if i["run"] == run
+    ]
+    for c in report["commands"]:
+        if c["run"] == run:
+            when = c["issued_step"] if c["done_step"] is None else c["done_step"]
+            judged = f", judged: {c['verdict']}" if c["verdict"] else ""
+            lines.append((when or 0, f"step {when}: command {c['kind']} {c['state']}{judged}"))
+    return [line for _, line in sorted(lines, key=lambda item: item[0])]
