@@ -38,6 +38,7 @@ class Channel:
         self._conninfo = store.url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._hub = hub
         self._origin = uuid.uuid4().hex[:8]
+        self._lock = threading.Lock()
         self._pending: deque[str] = deque(maxlen=PENDING)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -48,9 +49,11 @@ class Channel:
     def send(self, word: Word, run_id: int) -> None:
         """Queues a word; never blocks. Repeats of a word that still waits are dropped."""
         payload = f"{word[0]}:{run_id}:{self._origin}"
-        if payload not in self._pending:
+        with self._lock:
+            if payload in self._pending:
+                return
             self._pending.append(payload)
-            self._wake()
+        self._wake()
 
     def _wake(self) -> None:
         try:
@@ -87,10 +90,16 @@ class Channel:
             ready, _, _ = select.select([connection.fileno(), self._wake_read.fileno()], [], [], 5.0)
             if self._wake_read.fileno() in ready:
                 _drain(self._wake_read)
-            while self._pending:
-                connection.execute("SELECT pg_notify(%s, %s)", (NAME, self._pending.popleft()))
+            for payload in self._take_pending():
+                connection.execute("SELECT pg_notify(%s, %s)", (NAME, payload))
             for notice in connection.notifies(timeout=0):
                 self._hear(notice.payload)
+
+    def _take_pending(self) -> list[str]:
+        with self._lock:
+            taken = list(self._pending)
+            self._pending.clear()
+            return taken
 
     def _hear(self, payload: str) -> None:
         letter, _, rest = payload.partition(":")

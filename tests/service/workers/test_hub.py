@@ -73,8 +73,9 @@ def test_replicas_hear_each_other_and_not_themselves(migrated_postgres_url: str)
     hubs[1].changed(6)
     assert asyncio.run(hubs[0].wait(6, 0, 10)) == 1
     assert hubs[0].version(5) == 1  # its own word did not come back to it
-    for supervisor, store in zip(supervisors, stores, strict=True):
+    for supervisor, store, channel in zip(supervisors, stores, channels, strict=True):
         assert supervisor.stop() == []
+        channel.close()
         store.close()
 
 
@@ -99,6 +100,7 @@ def test_the_channel_comes_back_when_the_server_cuts_it(
         assert time.monotonic() < deadline
         hubs[0].changed(9)
         time.sleep(0.05)
-    for supervisor, store in zip(supervisors, stores, strict=True):
+    for supervisor, store, channel in zip(supervisors, stores, channels, strict=True):
         supervisor.stop()
+        channel.close()
         store.close()

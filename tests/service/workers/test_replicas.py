@@ -33,12 +33,14 @@ class Replica:
         self.store, self.hub = Store(url), Hub()
         self.writer = GroupWriter(self.store, self.hub)
         self.evaluator = Evaluator(self.store, self.hub, rooms, lease_s=lease_s)
-        self.supervisor = Supervisor([self.writer, self.evaluator, Channel(self.store, self.hub)])
+        self.channel = Channel(self.store, self.hub)
+        self.supervisor = Supervisor([self.writer, self.evaluator, self.channel])
         self.supervisor.start()
 
     def stop(self) -> None:
         self.hub.close()
         assert self.supervisor.stop() == []
+        self.channel.close()
         self.store.close()
 
 
