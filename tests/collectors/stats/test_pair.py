@@ -224,8 +224,6 @@ def test_correlation_holds_its_digits_far_from_zero(on_device: bool, spread: flo
 @PATHS
 @pytest.mark.parametrize("tokens", [1, 10**7])
 def test_one_token_and_ten_million(on_device: bool, tokens: int) -> None:
-    if on_device and tokens > 1:
-        tokens = 3_000_000
     torch.manual_seed(1)
     rows = max(1, tokens // 50_000)
     b = -torch.rand(rows, tokens // rows)
