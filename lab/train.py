@@ -81,7 +81,8 @@ class Job:
         self._fault = fault_named(config.illness)
         self._ill_steps = -1
         self._back_to: int | None = None
-        self._folder = Path(config.checkpoints or tempfile.mkdtemp(prefix="foreshock-lab-"))
+        self._temporary = None if config.checkpoints else tempfile.TemporaryDirectory(prefix="foreshock-lab-")
+        self._folder = Path(self._temporary.name if self._temporary else config.checkpoints)
 
     def run(self) -> Result:
         """Trains to the last step, or to a `stop`; closes the monitor either way, as `failed` when an error passes."""
@@ -94,6 +95,9 @@ class Job:
         except BaseException:
             self.monitor.finish("failed")
             raise
+        finally:
+            if self._temporary:
+                self._temporary.cleanup()
         status = "stopped" if self.stopping else "completed"
         self.monitor.finish(status)
         rewards = [entry["reward.mean"] for entry in self.history]
@@ -175,7 +179,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=85)
     parser.add_argument("--run", default="lab/run", help="project/name under which Foreshock sees it")
     parser.add_argument("--mode", choices=["observe", "approve", "auto"], default="observe")
-    parser.add_argument("--checkpoints", default="", help="folder; default: a new temporary one")
+    parser.add_argument("--checkpoints", default="", help="folder; default: a temporary one, gone at the end")
     parser.add_argument("--out", help="file for the result")
     parser.add_argument("--progress", action="store_true", help="one JSON line a step on standard output")
     options = vars(parser.parse_args())
