@@ -1,0 +1,151 @@
+"""Lets Megatron-core and ROLL's Megatron strategy run on a CPU-only torch with gloo.
+
+Every piece changes only calls that would raise without a GPU; none touches arithmetic. Process-global: import it in a
+process of its own (``megatron_worker``), never inside a trainer.
+
+One piece is the opposite of a convenience: a move between host and device is forced to be a *copy into new storage*, as
+it is on a GPU. Without it every off-load on a CPU would alias the live tensor and no off-load fault could ever show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _NoStream:
+    """Stands where a CUDA stream or event would: every wait is already over."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self
+
+    def __enter__(self) -> _NoStream:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None
+
+
+def _install_devices() -> None:
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    torch.cuda.current_stream = lambda *args, **kwargs: _NoStream()  # type: ignore[assignment]
+    torch.cuda.default_stream = torch.cuda.current_stream
+
+    def on_cpu(factory: Any) -> Any:
+        @functools.wraps(factory)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
+            return factory(*args, **kwargs)
+
+        return made
+
+    for name in ("zeros", "ones", "empty", "tensor", "full", "arange", "empty_like", "zeros_like"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def _install_rng() -> None:
+    def state(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def restore(new: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        torch.set_rng_state(new)
+
+    torch.cuda.get_rng_state = state
+    torch.cuda.set_rng_state = restore
+    torch.cuda.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment,return-value]
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    megatron_random._get_cuda_rng_state = state
+    megatron_random._set_cuda_rng_state = restore
+    logging.getLogger(megatron_random.__name__).addFilter(lambda r: "CPU RNG state changed" not in r.getMessage())
+
+
+def _install_type_names() -> None:
+    """Megatron's optimizer compares ``param.type()`` with ``torch.cuda.FloatTensor``; answer so, to Megatron alone."""
+    original = torch.Tensor.type
+
+    def type_name(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None or args or kwargs:
+            return original(self, dtype, *args, **kwargs)
+        name = original(self)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith("megatron.core") and "cuda" not in name:
+            return name.replace("torch.", "torch.cuda.", 1)
+        return name
+
+    torch.Tensor.type = type_name  # type: ignore[method-assign]
+
+
+def _install_copies() -> None:
+    """``.to(device)`` and ``.pin_memory()`` called by ROLL's off-load code become copies, as they are on a GPU."""
+    original = torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if args and isinstance(args[0], torch.device) and "offload_states" in caller:
+            return self.detach().clone()
+        return original(self, *args, **kwargs)
+
+    torch.Tensor.to = to  # type: ignore[method-assign,assignment]
+    torch.Tensor.pin_memory = lambda self, *args: self.detach().clone()  # type: ignore[method-assign]
+
+
+class _Memory:
+    """Reports no device memory: ROLL logs it around every phase."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        return 0
+
+
+def _install_platform(platform: Any, extra: dict[str, Any]) -> None:
+    """Give ROLL's own ``CpuPlatform`` the calls that it forwards to a CUDA module which is not there."""
+    answers: dict[str, Any] = {
+        "memory_allocated": _Memory(),
+        "memory_reserved": _Memory(),
+        "max_memory_allocated": _Memory(),
+        "max_memory_reserved": _Memory(),
+        "device_count": lambda: 1,
+        "device_memory_used": _Memory(),
+        "clear_cublas_workspaces": lambda: None,
+        "current_device": _Memory(),
+        "set_device": lambda *args: None,
+        "empty_cache": lambda: None,
+        "synchronize": lambda: None,
+        "reset_peak_memory_stats": lambda *args: None,
+        "reset_max_memory_allocated": lambda *args: None,
+        "reset_max_memory_cached": lambda *args: None,
+    }
+    for name, answer in (answers | extra).items():
+        setattr(type(platform), name, staticmethod(answer))
+
+
+def install() -> None:
+    """Install every piece. Call once, before Megatron builds a model."""
+    _install_devices()
+    _install_rng()
+    _install_type_names()
+    _install_copies()
+
+
+def install_platforms() -> None:
+    """Complete ROLL's and mcore_adapter's CPU platform objects. Call once both are importable."""
+    for name, device in (("roll.platforms", 0), ("mcore_adapter.platforms", torch.device("cpu"))):
+        with contextlib.suppress(ImportError):
+            module = __import__(name, fromlist=["current_platform"])
+            _install_platform(module.current_platform, {"current_device": lambda device=device: device})
+
+
+def quiet() -> Iterator[None]:
+    """Silence the host's own chatter for the length of a ``with`` (as a generator for ``contextlib``)."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
