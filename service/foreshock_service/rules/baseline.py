@@ -4,8 +4,8 @@
 that notices drift which never jumps. Positive series live in log space, where "ten times the floor" is a distance that
 travels between models; others are linear. Everything here is pure and of constant cost: `fold` returns a new Track.
 
-What is learned from: finite values, not during the learning-rate warm-up, not while the sum is suspicious or the rule
-says that the run is ill. A value beyond the gate is learned only at the gate, so that one spike moves nothing.
+What is learned from: finite values, not while the rule finds the run ill (`learn=False`). Values beyond the gate are
+not learned, so that a burst moves nothing; a change that lasts is followed slowly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ MAX_WINDOW: Final = 64
 IQR_TO_SIGMA: Final = 1.349
 TAIL_TO_SIGMA: Final = 1.2816
 """A Gaussian's 90 % quantile is 1.2816 sigma above its median."""
+PROVISIONAL: Final = 3
+"""Values after which a step far beyond them counts although the baseline is not calibrated."""
+EARLY_Z: Final = 1.5
+"""Doubled sigmas out of a provisional range at which a large_ratio counts."""
 GATE: Final = 3.0
-"""Learned values are brought in to this many sigma of the centre."""
+"""Sigmas beyond which a value is not learned; if that lasts, values are learned as if they were only so far out."""
 
 
 class BaselineConfig(RuleConfig):
@@ -66,6 +70,8 @@ class Track(msgspec.Struct, frozen=True, array_like=True):
     """Exponentially weighted excess over the centre, weight one half."""
     onset: int | None = None
     """The step at which the excursion began, while there is one."""
+    rejected: int = 0
+    """Values in a row beyond the gate."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -81,6 +87,8 @@ class Reading(msgspec.Struct, frozen=True):
     """The baseline's centre in the signal's own unit."""
     calibrated: bool
     onset: int | None
+    known: bool = False
+    """A few values are known, so that a step far beyond all of them means something although nothing is calibrated."""
 
     @property
     def ratio(self) -> float:
@@ -139,9 +147,25 @@ def drifted(reading: Reading, config: BaselineConfig) -> bool:
     return reading.calibrated and reading.drift >= config.drift_limit and reading.smooth >= math.log(config.mild_ratio)
 
 
+def early(reading: Reading, config: BaselineConfig) -> bool:
+    """Far beyond the few values known before calibration: enough to warn, not to act on."""
+    far = reading.known and not reading.calibrated and reading.z >= EARLY_Z
+    return far and reading.excess >= math.log(config.large_ratio)
+
+
 def out_of_range(reading: Reading, config: BaselineConfig) -> bool:
-    """Either of the two."""
-    return large(reading, config) or drifted(reading, config)
+    """Any of the three."""
+    return large(reading, config) or drifted(reading, config) or early(reading, config)
+
+
+def gain(track: Track, reading: Reading | None) -> float:
+    """Smoothed change of a linear series against its baseline, in sigmas; 0 while that is not calibrated.
+
+    `track` is the one the reading was taken against. Sigma is at least 2 % of the centre: rewards come in coarse steps.
+    """
+    if reading is None or not reading.calibrated:
+        return 0.0
+    return reading.smooth / max(track.spread, 0.02 * abs(reading.centre), 1e-9)
 
 
 def band_log(track: Track, config: BaselineConfig) -> tuple[float, float, float] | None:
@@ -163,9 +187,9 @@ def band_linear(track: Track, config: BaselineConfig, sign: float = 1.0) -> tupl
 
 def _fold(
     track: Track, x: float, seen: StepView, config: BaselineConfig, survives: bool, learn: bool
-) -> tuple[Track, tuple[float, float, float, float, float, bool, int | None]]:
+) -> tuple[Track, tuple[float, float, float, float, float, bool, int | None, bool]]:
     recent, learned, centre, spread, prior = track.recent, track.learned, track.centre, track.spread, track.prior
-    drift, smooth, onset = track.drift, track.smooth, track.onset
+    drift, smooth, onset, rejected = track.drift, track.smooth, track.onset, track.rejected
     attempt, segment, step = seen.attempt, seen.segment, seen.step
     if attempt != track.attempt or step <= track.step:
         if not survives and track.attempt >= 0:
@@ -180,14 +204,13 @@ def _fold(
             spread = 0.0
 
     trusted = learned >= config.calibration_steps
-    known = spread > 0.0
+    known = prior or learned >= PROVISIONAL
     sigma = spread if spread > config.min_spread else config.min_spread
     if not trusted:
         sigma *= 2.0
-    excess = x - centre if known else 0.0
+    excess = x - centre if spread > 0.0 else 0.0
     z = excess / sigma
-    calibrated = trusted or prior
-    if calibrated:
+    if trusted or prior:
         if z >= config.large_z and drift < 0.25 * config.drift_limit:
             onset = step  # A jump: what little had summed up before it was noise.
         drift += (z if z < config.large_z else config.large_z) - config.drift_slack
@@ -198,9 +221,14 @@ def _fold(
             if onset is None:
                 onset = step
             drift = min(drift, 2.0 * config.drift_limit)
-    reading = (excess, z, drift, smooth, centre if known else x, calibrated, onset)
+    reading = (excess, z, drift, smooth, centre if spread > 0.0 else x, trusted or prior, onset, known)
 
-    if learn and drift < 0.5 * config.drift_limit and not (prior and z > config.large_z):
+    off = z >= GATE or (not trusted and known and z >= EARLY_Z and excess >= math.log(config.large_ratio))
+    rejected = rejected + 1 if off and known and learn else 0
+    if rejected >= config.calibration_steps and not trusted:
+        # What was known first was the exception: zeros before the first update, or settings that moved the level.
+        recent, learned, rejected, prior, spread, drift, smooth, onset = (), 0, 0, False, 0.0, 0.0, 0.0, None
+    elif learn and (not rejected or rejected >= config.calibration_steps):
         learned += 1
         if trusted:
             x = min(max(x, centre - GATE * sigma), centre + GATE * sigma)
@@ -211,7 +239,8 @@ def _fold(
         if recent is not track.recent and (not prior or learned >= config.calibration_steps):
             prior = False
             centre, spread = _centre_and_spread(recent)
-    return Track(recent, learned, centre, spread, prior, attempt, segment, step, drift, smooth, onset), reading
+    after = Track(recent, learned, centre, spread, prior, attempt, segment, step, drift, smooth, onset, rejected)
+    return after, reading
 
 
 def _centre_and_spread(values: tuple[float, ...]) -> tuple[float, float]:

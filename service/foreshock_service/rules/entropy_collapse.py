@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from pydantic import Field
 
-from foreshock_service.rules.baseline import FRESH, BaselineConfig, Reading, Track, band_linear, fold_linear
+from foreshock_service.rules.baseline import FRESH, BaselineConfig, Reading, Track, band_linear, fold_linear, gain
 from foreshock_service.rules.interface import (
     QUIET,
     UNKNOWN,
@@ -48,6 +48,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
     track: Track = FRESH
     reward: Track = FRESH
+    ill: bool = False
+    """Out of range at the step before: nothing is learned from."""
 
 
 class EntropyCollapse:
@@ -64,21 +66,22 @@ class EntropyCollapse:
         """Entropy in log space, its sign turned, so that a fall is an excess."""
         if not isinstance(seen, StepView) or (value := seen.values.get(SIGNAL)) is None or not 0 <= value < math.inf:
             return state, UNKNOWN
-        track, reading = fold_linear(state.track, math.log(max(value, LOG_FLOOR)), seen, config, sign=-1.0)
+        learn = not state.ill
+        track, reading = fold_linear(state.track, math.log(max(value, LOG_FLOOR)), seen, config, sign=-1.0, learn=learn)
         reward, gained = state.reward, None
         if REWARD in seen.values:
-            reward, gained = fold_linear(reward, seen.values[REWARD], seen, config)
+            reward, gained = fold_linear(reward, seen.values[REWARD], seen, config, learn=learn)
         after = State(track, reward)
         if reading is None:
             return after, UNKNOWN
         drifted = reading.calibrated and reading.drift >= config.drift_limit
         if not (drifted and reading.smooth >= math.log(config.mild_ratio)):
             return after, QUIET
-        change = gained.smooth / max(state.reward.spread, 1e-12) if gained is not None and gained.calibrated else 0.0
+        change = gain(state.reward, gained)
         if change >= config.reward_gain:
             return after, QUIET
         fallen = change <= -config.reward_loss and reading.smooth >= math.log(config.critical_ratio)
-        return after, _verdict(value, reading, change, gained, "critical" if fallen else "warning")
+        return State(track, reward, True), _verdict(value, reading, change, gained, "critical" if fallen else "warning")
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
         """The learned range, in nats."""

@@ -1,7 +1,6 @@
 """`gradient_spike`: the gradient norm leaves its own range, again and again or for good.
 
-One spike is an outlier batch and heals. Several within a few steps warn; a norm that stays at a multiple of its
-baseline is critical.
+One spike is an outlier batch and heals. The yardstick is the largest norm of the run's past, slowly forgotten.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 from pydantic import Field
 
-from foreshock_service.rules.baseline import FRESH, BaselineConfig, Reading, Track, band_log, fold_log
 from foreshock_service.rules.interface import (
     QUIET,
     UNKNOWN,
@@ -23,33 +21,26 @@ from foreshock_service.rules.interface import (
     StepView,
     Verdict,
 )
+from foreshock_service.rules.peak import FRESH, NONE, Peak, fold_peak
 
 SIGNAL = "grad.norm"
-LOG_FLOOR = 1e-9
 
 
-class Config(BaselineConfig):
-    """A spike is a step at `large_ratio` and `large_z`; spikes leak away at `spike_decay` a step."""
+class Config(RuleConfig):
+    """Ratios are to the largest norm of the run's past."""
 
-    calibration_steps: int = Field(10, ge=3, le=64, description="Clean steps before the baseline is trusted.")
-    large_ratio: float = Field(
-        5.0, gt=1, description="Ratio to the centre at which a step is a spike, if also large_z."
-    )
-    large_z: float = Field(
-        5.0, gt=0, description="Sigmas out of range at which a step is a spike, if also large_ratio."
-    )
-    mild_ratio: float = Field(
-        8.0, gt=1, description="Smoothed ratio to the centre at which the norm is up for good: critical."
-    )
+    calibration_steps: int = Field(12, ge=3, description="Norms above zero before anything is said.")
+    spike_ratio: float = Field(3.0, gt=1, description="Ratio to the largest norm before at which a step is a spike.")
     spikes: float = Field(2.5, gt=0, description="Sum of leaking spikes that warns.")
     spike_decay: float = Field(0.9, gt=0, lt=1, description="What is left of a spike after one step.")
-    sustained_steps: int = Field(5, ge=1, description="Consecutive steps above mild_ratio before it is critical.")
+    forget: float = Field(0.01, ge=0, description="What the largest norm of the past loses a step, in log units.")
+    sustained_steps: int = Field(6, ge=1, description="Consecutive spikes that are critical.")
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """Baseline, leaking count of spikes, consecutive steps up."""
+    """The past's largest norm, the leaking sum of spikes, spikes in a row."""
 
-    track: Track = FRESH
+    peak: Peak = FRESH
     spikes: float = 0.0
     sustained: int = 0
     onset: int | None = None
@@ -66,35 +57,45 @@ class GradientSpike:
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
-        """A norm of exactly 0 (every group tied) is not learned from."""
-        if not isinstance(seen, StepView) or (value := seen.values.get(SIGNAL)) is None:
+        """A norm of exactly 0 (every group tied) is neither a finding nor part of the past."""
+        value = seen.values.get(SIGNAL) if isinstance(seen, StepView) else None
+        if not isinstance(seen, StepView) or value is None or not 0 <= value < math.inf:
             return state, UNKNOWN
-        track, reading = fold_log(state.track, value, seen, config, floor=LOG_FLOOR, survives=False, learn=value > 0)
-        if reading is None:
-            return state, UNKNOWN
-        spike = reading.calibrated and reading.z >= config.large_z and reading.excess >= math.log(config.large_ratio)
+        if value == 0:
+            return State(state.peak, state.spikes * config.spike_decay, 0, state.onset), QUIET
+        peak, excess = fold_peak(
+            state.peak,
+            value,
+            seen,
+            calibration=config.calibration_steps,
+            forget=config.forget,
+            survives=False,
+            learn=state.sustained < config.sustained_steps,
+        )
+        spike = excess is not None and excess >= math.log(config.spike_ratio)
         spikes = state.spikes * config.spike_decay + (1.0 if spike else 0.0)
-        up = reading.calibrated and reading.smooth >= math.log(config.mild_ratio)
-        sustained = state.sustained + 1 if up else 0
-        onset = (state.onset if state.onset is not None else seen.step) if spikes >= 0.1 or up else None
-        after = State(track, spikes, sustained, onset)
+        sustained = state.sustained + 1 if spike else 0
+        onset = (state.onset if state.onset is not None else seen.step) if spikes >= 0.2 else None
+        after = State(peak, spikes, sustained, onset)
         if sustained >= config.sustained_steps:
-            return after, _verdict(reading, onset, "critical", f"and has stayed up for {sustained} steps")
+            return after, _verdict(value, excess, onset, "critical", f"and has stayed up for {sustained} steps")
         if spikes >= config.spikes:
-            return after, _verdict(reading, onset, "warning", f"{spikes:.1f} spikes within the last steps")
+            return after, _verdict(value, excess, onset, "warning", "one of several spikes")
         return after, QUIET
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
-        """The learned range."""
-        band = band_log(state.track, config)
-        return {SIGNAL: band} if band else {}
+        """From zero to where a spike begins; the centre is the largest norm of the past."""
+        if state.peak.past == NONE:
+            return {}
+        past = math.exp(state.peak.past)
+        return {SIGNAL: (0.0, past, past * config.spike_ratio)}
 
 
-def _verdict(reading: Reading, onset: int | None, severity: Severity, why: str) -> Verdict:
-    message = f"grad.norm is {reading.value:.3g}, {reading.ratio:.3g} times its {reading.centre:.3g}: {why}."
-    evidence = Evidence(
-        signal=SIGNAL, value=reading.value, expected=reading.centre, sentence=f"{reading.z:.1f} sigma out of its range."
-    )
+def _verdict(value: float, excess: float | None, onset: int | None, severity: Severity, why: str) -> Verdict:
+    ratio = math.exp(excess or 0.0)
+    expected = value / ratio
+    message = f"grad.norm is {value:.3g}, {ratio:.3g} times the {expected:.3g} it had reached before: {why}."
+    evidence = Evidence(signal=SIGNAL, value=value, expected=expected, sentence="Against the largest norm of its past.")
     return Verdict(firing=True, severity=severity, onset_step=onset, message=message, evidence=(evidence,))
 
 

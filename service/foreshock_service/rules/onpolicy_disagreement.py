@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import Field
 
 from foreshock_service.rules.baseline import (
@@ -57,6 +58,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     merged: Track = FRESH
     worst: Track = FRESH
     above_preset: int = 0
+    ill: bool = False
+    """Out of range at the step before: the floors are not learned from."""
     unrelated: int = 0
     """Consecutive steps at which the two sides hardly correlate. One alone happens where entropy is low."""
 
@@ -75,28 +78,30 @@ class OnpolicyDisagreement:
         """Reads merged and worst rank: one rank of 64 at twenty times its floor moves the merged figure by a third."""
         if not isinstance(seen, StepView) or (value := seen.values.get(SIGNAL)) is None:
             return state, UNKNOWN
-        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR)
+        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
         if reading is None:
             return state, UNKNOWN
         worst, worst_reading, rank = state.worst, None, None
         if seen.reported > 1 and SIGNAL in seen.worst:
             worst_value, rank = seen.worst[SIGNAL]
-            worst, worst_reading = fold_log(state.worst, worst_value, seen, config, floor=LOG_FLOOR)
+            worst, worst_reading = fold_log(
+                state.worst, worst_value, seen, config, floor=LOG_FLOOR, learn=not state.ill
+            )
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
         unrelated = state.unrelated + 1 if seen.values.get(PEARSON, 1.0) < UNRELATED else 0
-        after = State(merged, worst, above, unrelated)
+        after = State(merged, worst, above, False, unrelated)
         floor = _host_floor(seen.settings)
         if value >= config.negligible and (
             out_of_range(reading, config) or (floor is not None and value > CALIBRATED_FLOOR_RATIO * floor)
         ):
-            return after, _verdict(seen, reading, None, floor, unrelated)
+            return replace(after, ill=True), _verdict(seen, reading, None, floor, unrelated)
         if (
             worst_reading is not None
             and worst_reading.value >= config.negligible
             and out_of_range(worst_reading, config)
         ):
-            return after, _verdict(seen, worst_reading, rank, floor, unrelated)
+            return replace(after, ill=True), _verdict(seen, worst_reading, rank, floor, unrelated)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"policy.kl_k2 is {value:.2g}, above {preset:.2g}, and this run has shown no lower floor: "
@@ -155,6 +160,7 @@ def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | 
         sentence = "(mismatch_current − mismatch) / policy: near 1 for the training pass, near −1 for the scoring pass."
         evidence.append(Evidence(signal="edges.share", value=share, sentence=sentence))
     unrelated = unrelated_steps >= UNRELATED_STEPS
+    certain = reading.calibrated or floor is not None
     if unrelated:
         pearson = seen.values[PEARSON]
         message += f" The log-probs hardly correlate ({PEARSON} {pearson:.2f}): they belong to other tokens or rows."
@@ -163,7 +169,7 @@ def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | 
         )
     return Verdict(
         firing=True,
-        severity="warning" if edge in ("scoring_pass", "engine") and not unrelated else "critical",
+        severity="critical" if certain and (unrelated or edge not in ("scoring_pass", "engine")) else "warning",
         onset_step=reading.onset if reading.onset is not None else seen.step,
         message=message,
         evidence=evidence,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import Field
 
 from foreshock_service.rules.baseline import (
@@ -58,6 +59,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     worst: Track = FRESH
     mean: Track = FRESH
     above_preset: int = 0
+    ill: bool = False
+    """Out of range at the step before: the baselines are not learned from."""
 
 
 class RolloutMismatch:
@@ -77,24 +80,24 @@ class RolloutMismatch:
         value = seen.values.get(PRIMARY)
         if value is None:
             return self._by_mean(state, seen, config)
-        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR)
+        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
         if reading is None:
             return state, UNKNOWN
         worst, worst_reading, rank = state.worst, None, None
         if seen.reported > 1 and PRIMARY in seen.worst:
             worst_value, rank = seen.worst[PRIMARY]
-            worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR)
+            worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
         after = State(merged, worst, state.mean, above)
         if value >= config.negligible and out_of_range(reading, config):
-            return after, _verdict(seen, PRIMARY, reading, None, config)
+            return replace(after, ill=True), _verdict(seen, PRIMARY, reading, None, config)
         if (
             worst_reading is not None
             and worst_reading.value >= config.negligible
             and out_of_range(worst_reading, config)
         ):
-            return after, _verdict(seen, PRIMARY, worst_reading, rank, config)
+            return replace(after, ill=True), _verdict(seen, PRIMARY, worst_reading, rank, config)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"mismatch.kl_k3 is {value:.2g}, above {preset:.2g}, and was never lower in this run: "
@@ -109,10 +112,10 @@ class RolloutMismatch:
         if value is None or not 0.0 <= value < float("inf"):
             return state, UNKNOWN
         # Squared, a mean difference is of the size of a KL and meets the same ratios and bounds.
-        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR)
+        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
         after = State(state.merged, state.worst, mean, 0)
         if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
-            return after, _verdict(seen, FALLBACK, reading, None, config)
+            return replace(after, ill=True), _verdict(seen, FALLBACK, reading, None, config)
         return after, QUIET
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
@@ -177,7 +180,9 @@ def _verdict(seen: StepView, signal: str, reading: Reading, rank: int | None, co
         message += f" The log-probs hardly correlate ({PEARSON} {pearson:.2f}): they belong to other tokens or rows."
         sentence = "Labels or rows that belong elsewhere."
         evidence.append(Evidence(signal=PEARSON, value=pearson, bound=UNRELATED, sentence=sentence))
-    serious = large(reading, config) or reading.smooth >= 2.0 or edge == "engine" or pearson < UNRELATED
+    serious = reading.calibrated and (
+        large(reading, config) or reading.smooth >= 2.0 or edge == "engine" or pearson < UNRELATED
+    )
     return Verdict(
         firing=True,
         severity="critical" if serious else "warning",

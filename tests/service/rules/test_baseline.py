@@ -16,6 +16,7 @@ from foreshock_service.rules.baseline import (
     Track,
     band_log,
     drifted,
+    early,
     fold_linear,
     fold_log,
     large,
@@ -27,11 +28,11 @@ CONFIG = BaselineConfig()
 
 
 def folded(
-    values: list[float], track: Track = FRESH, first: int = 0, **where: int
+    values: list[float], track: Track = FRESH, first: int = 0, learn: bool = True, **where: int
 ) -> tuple[Track, list[Reading | None]]:
     readings = []
     for i, value in enumerate(values):
-        track, reading = fold_log(track, value, view(first + i, {}, **where), CONFIG, floor=1e-9)
+        track, reading = fold_log(track, value, view(first + i, {}, **where), CONFIG, floor=1e-9, learn=learn)
         readings.append(reading)
     return track, readings
 
@@ -88,11 +89,37 @@ def test_exponential_drift_that_never_jumps_is_found_within_ten_steps() -> None:
 
 def test_while_ill_the_baseline_is_frozen_and_it_recovers_with_the_run() -> None:
     track, _ = folded(calm(60))
-    ill, _ = folded(calm(200, level=1e-2), track, first=60)
-    assert ill.centre == pytest.approx(track.centre, abs=0.1)
+    ill, _ = folded(calm(200, level=1e-2), track, first=60, learn=False)
+    assert ill.recent == track.recent
     well, readings = folded(calm(30, seed=9), ill, first=260)
     assert not any(out_of_range(r, CONFIG) for r in readings[15:] if r)
     assert well.drift < CONFIG.drift_limit / 2
+
+
+def test_a_burst_beyond_the_gate_moves_nothing_and_a_lasting_change_is_followed_slowly() -> None:
+    track, _ = folded(calm(60))
+    burst, _ = folded([1e-2] * (CONFIG.calibration_steps - 1), track, first=60)
+    assert burst.recent == track.recent
+    lasting, _ = folded(calm(300, level=1e-3, seed=2), burst, first=70)
+    assert math.exp(lasting.centre) == pytest.approx(1e-3, rel=0.3)
+
+
+def test_a_few_first_values_that_were_the_exception_do_not_blind_it() -> None:
+    """Zeros before the first update must not make all that follows unlearnable."""
+    track, readings = folded([0.0] * 4 + calm(40))
+    assert readings[-1] is not None
+    assert readings[-1].calibrated
+    assert math.exp(track.centre) == pytest.approx(1e-4, rel=0.3)
+
+
+def test_before_calibration_only_a_step_far_beyond_all_known_values_counts() -> None:
+    _, readings = folded([*calm(5), 1e-2])
+    assert readings[-1] is not None
+    assert early(readings[-1], CONFIG)
+    assert not large(readings[-1], CONFIG)
+    _, readings = folded([*calm(5), 3e-4])
+    assert readings[-1] is not None
+    assert not out_of_range(readings[-1], CONFIG)
 
 
 def test_slow_healthy_change_is_followed() -> None:

@@ -1,0 +1,118 @@
+"""`kl_blowup`: the policy runs away from its reference, or one rollout's updates run away from the old policy.
+
+Drift from the reference is what training is, and single outliers are common. Found is a KL that stays at a multiple of
+the largest it had ever reached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from pydantic import Field
+
+from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
+from foreshock_service.rules.peak import FRESH, NONE, Peak, fold_peak
+
+SIGNALS: Final = ("reference.kl_k3", "update.kl_k2")
+
+
+class Config(RuleConfig):
+    """Both series are judged alike, each against its own past."""
+
+    calibration_steps: int = Field(10, ge=3, description="Values before anything is said.")
+    ratio: float = Field(6.0, gt=1, description="Ratio to the largest KL of the past at which a step counts.")
+    negligible: float = Field(0.1, ge=0, description="KL (nats) below which nothing is ever found.")
+    critical_kl: float = Field(1.0, gt=0, description="KL (nats) below which nothing is ever critical.")
+    warn_steps: float = Field(2.5, gt=0, description="Leaking sum of such steps that warns.")
+    decay: float = Field(0.9, gt=0, lt=1, description="What is left of such a step after the next.")
+    critical_steps: int = Field(6, ge=1, description="Such steps in a row that are critical.")
+    hopeless: float = Field(100.0, gt=0, description="KL (nats) that is critical at once, whatever came before.")
+
+
+class Course(msgspec.Struct, frozen=True, array_like=True):
+    """One series: its past, the leaking sum of steps out of proportion, such steps in a row."""
+
+    peak: Peak = FRESH
+    steps: float = 0.0
+    sustained: int = 0
+    onset: int | None = None
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """One course for each series."""
+
+    reference: Course = Course()
+    update: Course = Course()
+
+
+class KlBlowup:
+    """Warns, and is critical where it lasts."""
+
+    name = "kl_blowup"
+    title = "KL blows up"
+    config: type[RuleConfig] = Config
+    state: type[State] = State
+    reads: tuple[str, ...] = SIGNALS
+    wants_ticks = False
+
+    def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
+        """The graver of the two series speaks."""
+        if not isinstance(seen, StepView):
+            return state, UNKNOWN
+        courses, verdicts = [state.reference, state.update], list[Verdict]()
+        for i, signal in enumerate(SIGNALS):
+            value = seen.values.get(signal)
+            if value is not None and 0 <= value < math.inf:
+                courses[i], verdict = _judged(courses[i], value, signal, seen, config)
+                verdicts.append(verdict)
+        if not verdicts:
+            return state, UNKNOWN
+        return State(courses[0], courses[1]), max(verdicts, key=lambda v: (bool(v.firing), v.severity == "critical"))
+
+    def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
+        """From zero to where a step counts; the centre is the largest KL of the past."""
+        bands = {}
+        for signal, course in zip(SIGNALS, (state.reference, state.update), strict=True):
+            if course.peak.past != NONE:
+                past = math.exp(course.peak.past)
+                bands[signal] = (0.0, past, max(past * config.ratio, config.negligible))
+        return bands
+
+
+def _judged(course: Course, value: float, signal: str, seen: StepView, config: Config) -> tuple[Course, Verdict]:
+    ill = course.sustained >= config.critical_steps
+    peak, excess = fold_peak(
+        course.peak,
+        max(value, 1e-9),
+        seen,
+        calibration=config.calibration_steps,
+        forget=0.0,
+        survives=False,
+        learn=not ill,
+    )
+    out = excess is not None and value >= config.negligible and excess >= math.log(config.ratio)
+    steps = course.steps * config.decay + (1.0 if out else 0.0)
+    sustained = course.sustained + 1 if out else 0
+    onset = (course.onset if course.onset is not None else seen.step) if steps >= 0.2 else None
+    after = Course(peak, steps, sustained, onset)
+    hopeless = value >= config.hopeless
+    if not (hopeless or steps >= config.warn_steps):
+        return after, QUIET
+    past = value / math.exp(excess) if excess is not None else None
+    compared = "" if past is None else f", {value / past:.3g} times the {past:.3g} it had reached before"
+    message = f"{signal} is {value:.3g} nats{compared}."
+    evidence = Evidence(signal=signal, value=value, expected=past, sentence="Against the largest KL of its past.")
+    critical = hopeless or (sustained >= config.critical_steps and value >= config.critical_kl)
+    return after, Verdict(
+        firing=True,
+        severity="critical" if critical else "warning",
+        onset_step=onset if onset is not None else seen.step,
+        message=message,
+        evidence=(evidence,),
+    )
+
+
+RULE = KlBlowup()
