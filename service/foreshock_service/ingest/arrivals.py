@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -16,6 +17,7 @@ ABSURD_S = 30 * 86_400.0
 AHEAD_S = 1.0
 """An item may seem sealed so long after its envelope was sent: the two clocks are read at different moments."""
 
+_is_name = lru_cache(65_536)(valid_name)
 encode_frame = msgspec.msgpack.Encoder().encode
 
 
@@ -84,4 +86,4 @@ def is_non_finite(frame: Frame) -> bool:
 
 def bad_names(frame: Frame) -> list[str]:
     """Signals that cannot become series: they stay in the frame and nowhere else."""
-    return [name for name in (*frame.scalars, *frame.pairs) if not valid_name(name)]
+    return [name for name in (*frame.scalars, *frame.pairs) if not _is_name(name)]

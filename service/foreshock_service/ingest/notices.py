@@ -137,4 +137,4 @@ def store_notices(session: Session, found: Sequence[tuple[int, Client, Envelope,
             }
         )
     if rows:
-        session.execute(insert(Notice), rows)
+        session.connection().execute(insert(Notice), rows)

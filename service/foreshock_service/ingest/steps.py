@@ -64,7 +64,7 @@ def _store_attempt(
     for placed in frames:
         _flag(placed, seen, late=rows[placed.frame.step]["evaluated_at"] is not None)
         flags[placed.frame.step] |= placed.item.flags
-    session.execute(insert(FrameRow), [_frame_row(run_id, placed) for placed in frames])
+    session.connection().execute(insert(FrameRow), [_frame_row(run_id, placed) for placed in frames])
     return _update_steps(session, run_id, attempt, rows, seen, flags, declared, now)
 
 

@@ -12,14 +12,15 @@ from foreshock_service.store.models import Base
 
 
 def insert_new(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> int:
-    """Inserts those `rows` that meet no unique constraint; returns how many. One statement for all.
+    """Inserts those `rows` that meet no unique constraint; returns how many. All rows have the same keys.
 
     On PostgreSQL it waits for another transaction that is inserting the same key. Column defaults are applied.
     """
     if not rows:
         return 0
     make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = make(model).values(list(rows)).on_conflict_do_nothing()
-    # An INSERT's rowcount is not kept unless asked for: it reads -1.
-    done = session.connection().execute(statement, execution_options={"preserve_rowcount": True})
+    # Rows as parameters, not in VALUES, whose SQL would be compiled anew for every number of rows. An INSERT's rowcount
+    # is not kept unless asked for: it reads -1.
+    statement = make(model).on_conflict_do_nothing()
+    done = session.connection().execute(statement, list(rows), execution_options={"preserve_rowcount": True})
     return done.rowcount
