@@ -67,21 +67,25 @@ Object = Annotated[dict[str, Any], PlainSerializer(finite), WithJsonSchema({"typ
 """A free JSON object."""
 
 
+def _is_time(name: str) -> bool:
+    return name == "at" or name.endswith("_at")
+
+
 class Body(BaseModel):
-    """Base of every answer. A field `<x>_at` in epoch seconds is followed by `<x>_at_iso`."""
+    """Base of every answer. A field `at` or `<x>_at` in epoch seconds has its `…_iso` beside it."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
 
     @model_serializer(mode="wrap")
     def _with_iso(self, handler):  # type: ignore[no-untyped-def]  # an annotation would replace the schema
         data = handler(self)
-        times = {f"{k}_iso": iso(v) for k, v in data.items() if k.endswith("_at")}
+        times = {f"{k}_iso": iso(v) for k, v in data.items() if _is_time(k)}
         return {**data, **times}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
-        for name in [n for n in properties if n.endswith("_at")]:
+        for name in [n for n in properties if _is_time(n)]:
             properties[f"{name}_iso"] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
         return schema

@@ -78,28 +78,24 @@ class StepAnswer(Body):
 
 
 def thin(points: list[tuple[float, ...]], most: int) -> list[int]:
-    """Positions to keep of (…, value) rows, at most `most` of them (`most` >= 4), in order.
+    """Positions to keep of (…, value) rows, at most `most` of them (`most` >= 5), in order.
 
-    The window is cut into equal buckets; of each, the rows with the least and the greatest value stay, and every
-    non-finite one that starts a stretch of them, for which it counts as the greatest. First and last always stay.
+    The window is cut into equal buckets; of each, the rows with the least and the greatest value stay (infinities are
+    values), and its first NaN, which would hide both if it were compared. First and last row always stay.
     """
     if len(points) <= most:
         return list(range(len(points)))
-    buckets = max(1, (most - 2) // 2)
+    buckets = max(1, (most - 2) // 3)
     kept = {0, len(points) - 1}
     for b in range(buckets):
-        low, high = b * len(points) // buckets, (b + 1) * len(points) // buckets
-        window = range(low, high)
-        if not window:
-            continue
-        kept.add(min(window, key=lambda i: _ordered(points[i][-1])))
-        kept.add(max(window, key=lambda i: _ordered(points[i][-1])))
+        window = range(b * len(points) // buckets, (b + 1) * len(points) // buckets)
+        numbers = [i for i in window if not math.isnan(points[i][-1])]
+        if numbers:
+            kept.add(min(numbers, key=lambda i: points[i][-1]))
+            kept.add(max(numbers, key=lambda i: points[i][-1]))
+        if len(numbers) < len(window):
+            kept.add(next(i for i in window if math.isnan(points[i][-1])))
     return sorted(kept)
-
-
-def _ordered(value: float) -> float:
-    # NaN compares false with everything: left alone, min and max would keep or lose it by accident of position.
-    return math.inf if math.isnan(value) else value
 
 
 @router.get("/signals", responses=documented(404))

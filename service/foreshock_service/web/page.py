@@ -25,17 +25,24 @@ from foreshock_service.api.access import form_of, recognise
 from foreshock_service.api.bodies import command_body, incident_body
 from foreshock_service.api.encoding import iso
 from foreshock_service.api.principal import COOKIE, LOOPBACK, Principal, same_origin
-from foreshock_service.api.rooms import ID_PATTERN, InRooms, Rooms, rooms_of
+from foreshock_service.api.rooms import ID_PATTERN, InRooms, Name, Project, Rooms, find_run, rooms_of
 from foreshock_service.commands.protocol import CommandError
+from foreshock_service.diagnosis.window import recent_steps
 from foreshock_service.errors import Forbidden, NotFound, Unauthenticated
 from foreshock_service.incidents.book import IncidentError
-from foreshock_service.store.models import CommandRow, Incident, Run
+from foreshock_service.store.models import Checkpoint, CommandRow, Incident, Run
 
 router = APIRouter(include_in_schema=False)
 
 HERE = Path(__file__).parent
 STATIC = {"page.css": "text/css", "live.js": "text/javascript"}
 MAX_ROWS = 100
+SHOWN = frozenset(
+    f"{pair}.{statistic}"
+    for pair in ("policy", "mismatch", "mismatch_current")
+    for statistic in ("kl_k2", "kl_k3", "abs_mean", "ess_token", "nonfinite")
+) | {"reward.mean", "reward.validation", "entropy.mean", "grad.norm", "length.mean", "loss", "lr", "time.step_s"}
+"""What the page shows of the last step; the rest is for `/v1/runs/…/series`."""
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -108,6 +115,39 @@ def _overview(session: Session, visitor: Principal) -> dict[str, Any]:
         "incidents": [incident_body(i, names[i.run_id]) for i in opened],
         "commands": [command_body(c, names[c.run_id]) for c in waiting],
     }
+
+
+@router.get("/runs/{project}/{name}")
+def show_run(rooms: InRooms, visitor: Visitor, project: Project, name: Name) -> Response:
+    """One run: what it announced, its last step, incidents, commands, checkpoints."""
+    if visitor is None:
+        return RedirectResponse("/login", 303)
+    visitor.check_project(project)
+    with rooms.store.read() as session:
+        run = find_run(session, project, name)
+        found = {
+            "run": run,
+            "last": _last_values(session, run),
+            "incidents": [
+                incident_body(i, run.name) for i in session.scalars(_newest(Incident, run, Incident.opened_at))
+            ],
+            "commands": [
+                command_body(c, run.name) for c in session.scalars(_newest(CommandRow, run, CommandRow.created_at))
+            ],
+            "checkpoints": list(session.scalars(_newest(Checkpoint, run, Checkpoint.registered_at))),
+        }
+        return _html(
+            "run.html", visitor=visitor, csrf=visitor.csrf, local=visitor is LOOPBACK, now=time.time(), **found
+        )
+
+
+def _newest(table: Any, run: Run, at: Any) -> Any:
+    return select(table).where(table.run_id == run.id).order_by(at.desc()).limit(MAX_ROWS)
+
+
+def _last_values(session: Session, run: Run) -> dict[str, float]:
+    steps = recent_steps(session, run.id, run.attempt, steps=1)
+    return {k: v for k, v in sorted(steps[0].values.items()) if k in SHOWN} if steps else {}
 
 
 @router.get("/login")

@@ -94,9 +94,16 @@ class House:
 
     def step(self, step: int, scalars: dict[str, Any], run: str = "math/q") -> dict[str, Any]:
         """Posts one step of the run's only rank; the reply."""
-        envelope = self.envelope(run)
-        frame = {"sequence": envelope["sequence"], "step": step, "role": "trainer", "rank": 0, "sealed_s": 1.0}
-        answer = self.near.post("/v1/ingest", json={**envelope, "frames": [{**frame, "scalars": scalars}]})
+        return self.steps({step: scalars}, run)
+
+    def steps(self, rows: dict[int, dict[str, Any]], run: str = "math/q") -> dict[str, Any]:
+        """Posts several steps in one envelope; the reply."""
+        frames = []
+        for step, scalars in rows.items():
+            envelope = self.envelope(run)
+            frame = {"sequence": envelope["sequence"], "step": step, "role": "trainer", "rank": 0, "sealed_s": 1.0}
+            frames.append({**frame, "scalars": scalars})
+        answer = self.near.post("/v1/ingest", json={**envelope, "frames": frames})
         assert answer.status_code == 200, answer.text
         reply: dict[str, Any] = answer.json()
         return reply

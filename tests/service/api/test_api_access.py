@@ -68,6 +68,7 @@ EXPECTED: dict[tuple[str, str], frozenset[str]] = {
 }
 PAGE = {
     ("GET", "/"),
+    ("GET", "/runs/{project}/{name}"),
     ("GET", "/login"),
     ("POST", "/login"),
     ("POST", "/logout"),

@@ -7,7 +7,7 @@
     waiting = null;
     // A form in use is left alone; the next change brings the news.
     if (document.activeElement && document.activeElement.closest("main form")) return;
-    const answer = await fetch("/", { credentials: "same-origin" });
+    const answer = await fetch(location.pathname, { credentials: "same-origin" });
     if (!answer.ok || answer.redirected) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     document.getElementById("main").replaceWith(page.getElementById("main"));
