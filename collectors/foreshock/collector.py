@@ -9,7 +9,8 @@ from foreshock import settings as settings_module
 from foreshock.control.executor import Broadcast
 from foreshock.frames.identity import discover
 from foreshock.frames.plain import plain
-from foreshock.monitor import Consent, Monitor
+from foreshock.monitor import Monitor
+from foreshock.process import Consent
 from foreshock.transport.stream import Extras
 from foreshock.wire.commands import COMMAND_KINDS, MODES
 

@@ -8,46 +8,27 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from foreshock import __version__, lifecycle
-from foreshock.control.acceptance import Acceptance
+from foreshock import lifecycle
 from foreshock.control.command import Command
 from foreshock.control.executor import Broadcast, Executor, Handler
-from foreshock.control.inbox import Inbox, Pending
-from foreshock.control.poller import Poller
 from foreshock.frames.builder import StepBuilder
 from foreshock.frames.identity import Identity
 from foreshock.frames.plain import plain
 from foreshock.guard import Guard, HostError, guarded
+from foreshock.process import Consent, Process
 from foreshock.settings import Settings
-from foreshock.transport.clock import boot_s
-from foreshock.transport.items import AckItem, Item, NoticeItem, StepItem
 from foreshock.transport.losses import Losses
-from foreshock.transport.sender import Sender
-from foreshock.transport.spool import Header
 from foreshock.transport.stream import Extras
 from foreshock.wire import commands as wire
-from foreshock.wire.envelope import Reply, Semantics
-
-STARTED_HOLD_S = 0.5
-"""`started` waits this long, or for the next item, so that it names the handlers registered right after `init`."""
-
-
-class Consent(NamedTuple):
-    """What the host agreed to, and the configuration it told."""
-
-    capabilities: frozenset[str]
-    mode: str
-    config: dict[str, Any]
+from foreshock.wire.envelope import Semantics
 
 
 class Monitor:
-    """What a training loop talks to. Made by `init`; every method returns at once and raises nothing of ours.
+    """Made by `foreshock.init`; every method returns at once and raises nothing of ours.
 
     One loop, one monitor, one thread at a time; safe in Ray actors and forked workers (a forked child reports as a
     client of its own and starts with an empty step).
@@ -61,55 +42,46 @@ class Monitor:
         self.guard = Guard(settings.guard_limit, settings.raise_errors, self._switched_off)
         self.enabled = bool(settings.url)
         """False without a url, and after `finish`: nothing is measured, kept or sent."""
-        self._extras = extras
         self._consent = consent
         self._broadcast = broadcast
         self._handlers: dict[str, Handler] = {}
-        self._begin()
+        self._begin(extras)
         if self.enabled:
-            self._out()
+            self._process.connect()
             lifecycle.watch(self)
 
-    def _begin(self) -> None:
-        """Everything that belongs to one process: at `init`, and again in a forked child."""
-        self.client = uuid.uuid4().hex
-        self.losses = Losses()
-        self.generation = 0
-        self._steps = 0
-        self._lock = threading.Lock()
+    def _begin(self, extras: Extras) -> None:
+        """At `init`, and again in a forked child."""
+        chosen = self.settings
+        self._extras = extras
         self._asked_attempt: str | None = None
-        self._told_kinds: set[str] | None = None
         self._rejections = 0
-        self._builder = StepBuilder(self.settings.max_signals, self.settings.max_lag, self.settings.evidence)
-        self._inbox = Inbox()
+        self._builder = StepBuilder(chosen.max_signals, chosen.max_lag, chosen.evidence)
+        self._process = Process(self.identity, chosen, extras, self._consent, self.guard, self._kinds)
         self._executor = Executor(
-            self._inbox, self._handlers, self._extras.controller, self._broadcast,
-            self.settings.pause_limit_s, self._command_finished,
+            self._process.inbox, self._handlers, extras.controller, self._broadcast,
+            chosen.pause_limit_s, self._command_finished,
         )  # fmt: skip
-        self._sender: Sender | None = None
-        self._poller: Poller | None = None
-        self._acceptance: Acceptance | None = None
+
+    @property
+    def client(self) -> str:
+        """The id under which this process posts: a UUID, another one in a forked child."""
+        return self._process.client
+
+    @property
+    def losses(self) -> Losses:
+        """What was lost so far, by reason."""
+        return self._process.losses
+
+    @property
+    def generation(self) -> int:
+        """Attempts begun in this launch, beside the first."""
+        return self._process.generation
 
     @property
     def connected(self) -> bool:
         """Whether this process has anything to end: a forked child that never spoke has not."""
-        return self._sender is not None
-
-    def _out(self) -> Sender:
-        """The sender, made at first need: a forked child that never speaks costs nothing."""
-        if self._sender is None:
-            me = self.identity
-            header = Header(
-                client=self.client, run=me.run, launch=me.launch, role=me.role, rank=me.rank,
-                url=self.settings.url, sdk=f"python-{__version__}",
-            )  # fmt: skip
-            self._sender = Sender(self.settings, header, self._extras, self.losses, self.guard, self._replied)
-            if self._extras.controller:
-                self._acceptance = Acceptance(me.run, self.client, self._inbox, self.losses, self._kinds, self._put_ack)
-                self._poller = Poller(self.settings, me.run, self.client, self._acceptance, self.guard)
-            hold_s = boot_s() + STARTED_HOLD_S
-            self._put(lambda n: self._notice_item(n, "started", self._started, None, hold_s))
-        return self._sender
+        return self._process.sender is not None
 
     # --- measuring -----------------------------------------------------------------------------------------------
 
@@ -184,7 +156,7 @@ class Monitor:
             reward = self._builder.scalars.last_validation
         if reward is not None:
             data["reward"] = float(reward)
-        self._put_notice("checkpoint", data, operator.index(step))
+        self._process.put_notice("checkpoint", data, operator.index(step))
 
     @guarded()
     def notice(self, kind: str, step: int | None = None, **data: Any) -> None:
@@ -194,7 +166,7 @@ class Monitor:
         `flush` (engine), `note` (text), or a kind of the host's own.
         """
         if self.enabled:
-            self._put_notice(kind, plain(data), step)
+            self._process.put_notice(kind, plain(data), step)
 
     def end_step(self, step: int) -> None:
         """Seals the step and hands it to the sender; never waits for the network or a device.
@@ -204,7 +176,7 @@ class Monitor:
         """
         self._seal(step)
         # Where ranks meet in `broadcast`, a collector that switched itself off must still come.
-        if self._broadcast is not None or len(self._inbox) or self._executor.paused:
+        if self._broadcast is not None or len(self._process.inbox) or self._executor.paused:
             self._boundary(step)
 
     # --- commands ------------------------------------------------------------------------------------------------
@@ -218,8 +190,8 @@ class Monitor:
         if kind not in wire.COMMAND_KINDS:
             raise ValueError(f"unknown command kind {kind!r}; known are {', '.join(wire.COMMAND_KINDS)}")
         self._handlers[kind] = handler
-        if self.enabled and self._told_kinds is not None and kind not in self._told_kinds:
-            self._announce_kinds()
+        if self.enabled:
+            self._process.tell_kinds()
 
     @guarded(default=())
     def commands(self) -> Iterator[Command]:
@@ -259,12 +231,8 @@ class Monitor:
         try:
             self._executor.refuse_rest("the run has ended")
             self.enabled = False
-            if self._poller is not None:
-                self._poller.close()
             data = {"status": str(status)[:64]} | ({"detail": plain(detail)} if detail is not None else {})
-            sender = self._out()
-            self._put(lambda n: self._notice_item(n, "finished", data, None))
-            sender.close(timeout_s)
+            self._process.close(data, timeout_s)
         except Exception as error:
             if self.settings.raise_errors:
                 raise
@@ -275,10 +243,8 @@ class Monitor:
 
     def after_fork(self) -> None:
         """In the child: another client, no step in progress, not the controller. The parent's is left untouched."""
-        if self._sender is not None:
-            self._sender.abandon()
-        self._extras = Extras(controller=False, expected_ranks=self._extras.expected_ranks)
-        self._begin()
+        self._process.abandon()
+        self._begin(Extras(controller=False, expected_ranks=self._extras.expected_ranks))
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -290,9 +256,7 @@ class Monitor:
         sealed = self._builder.seal(number, time.monotonic())
         if self._builder.notes or self._builder.scalars.rejections > self._rejections:
             self._tell_what_was_odd(number)
-        generation, sealed_s, me = self.generation, boot_s(), self.identity
-        self._put(lambda n: StepItem(n, generation, sealed_s, sealed, me.role, me.rank))
-        self._steps += 1
+        self._process.put_step(sealed)
         if self._builder.errors:
             errors, self._builder.errors = self._builder.errors, []
             raise errors[0]
@@ -300,7 +264,7 @@ class Monitor:
     def _boundary(self, step: int) -> None:
         """Shares and carries out what is due. The host's own exceptions (its broadcast, its interrupts) pass."""
         try:
-            due: list[Pending] = self._executor.share(step)
+            due = self._executor.share(step)
             self._executor.carry_out(due, step)
             if self._executor.paused:
                 self._executor.wait_while_paused(step)
@@ -322,79 +286,26 @@ class Monitor:
         texts += self._builder.notes
         self._builder.notes = []
         if texts:
-            self._put_notice("note", {"text": plain("; ".join(texts))}, step)
-
-    def _put(self, make: Callable[[int], Item]) -> None:
-        self._out().put(make)
-        if self._poller is not None:
-            self._poller.ensure_thread()
-
-    def _put_notice(self, kind: str, data: dict[str, Any], step: int | None) -> None:
-        self._put(lambda n: self._notice_item(n, kind, data, step))
-
-    def _notice_item(
-        self, sequence: int, kind: str, data: dict[str, Any] | Callable[[], dict[str, Any]], step: int | None,
-        hold_until_s: float = 0.0,
-    ) -> NoticeItem:  # fmt: skip
-        me = self.identity
-        return NoticeItem(sequence, self.generation, boot_s(), kind, data, step, me.role, me.rank, hold_until_s)
-
-    def _put_ack(self, command_id: str, ack: wire.Ack) -> None:
-        self._out().put_unnumbered(AckItem(self.generation, boot_s(), command_id, ack))
+            self._process.put_notice("note", {"text": plain("; ".join(texts))}, step)
 
     def _kinds(self) -> set[str]:
+        """What can be carried out: what was announced, and what has a handler."""
         return set(self._consent.capabilities) | set(self._handlers)
 
-    def _started(self) -> dict[str, Any]:
-        """The data of `started`, asked for when it is encoded, on the sender's thread."""
-        self._told_kinds = self._kinds()
-        return {
-            "config": self._consent.config,
-            "capabilities": sorted(self._told_kinds),
-            "mode": self._consent.mode,
-            "controller": self._extras.controller,
-            "world": self.identity.world,
-        }
-
-    @guarded()
-    def _announce_kinds(self) -> None:
-        self._told_kinds = self._kinds()
-        data = {"capabilities": sorted(self._told_kinds), "controller": self._extras.controller}
-        self._put_notice("started", data, None)
-
-    def _replied(self, reply: Reply, generation: int) -> None:
-        """On the sender's thread: learns the attempt's number, and of commands."""
-        acceptance, sender = self._acceptance, self._sender
-        if acceptance is None or sender is None:
-            return
-        with self._lock:
-            if generation == self.generation and reply.attempt is not None:
-                acceptance.attempt = reply.attempt
-        if reply.commands:
-            acceptance.offer(reply.commands, sender.http)
-
     def _begin_attempt(self, reason: str, command_id: str | None) -> None:
-        if not self._steps:
-            return
-        with self._lock:
-            self.generation += 1
-            self._steps = 0
-            if self._acceptance is not None:
-                self._acceptance.attempt = None
-        self._builder.reset()
-        self._builder.restart_clock(time.monotonic())
-        data = {"reason": str(reason)[:200]} | ({"command": command_id} if command_id else {})
-        self._put_notice("attempt", data, None)
+        if self._process.begin_attempt(str(reason), command_id):
+            self._builder.reset()
+            self._builder.restart_clock(time.monotonic())
 
     def _command_finished(self, command: wire.Command, state: str, detail: dict[str, Any], step: int | None) -> None:
         """Answers a command; what rolled back begins a new attempt after its answer."""
         try:
             if self._extras.controller:
                 ack = wire.Ack(state=state, client=self.client, attempt=command.attempt, step=step, detail=detail)
-                self._put_ack(command.id, ack)
+                self._process.put_ack(command.id, ack)
             elif state != "done":
                 text = f"{command.kind} was {state} on this rank"
-                self._put_notice("note", {"text": text, "command": command.id, "detail": detail}, step)
+                self._process.put_notice("note", {"text": text, "command": command.id, "detail": detail}, step)
             asked, self._asked_attempt = self._asked_attempt, None
             rolled_back = state == "done" and any(action.kind == "rollback" for action in command.actions)
             if asked is not None or rolled_back:
@@ -406,8 +317,7 @@ class Monitor:
 
     def _switched_off(self) -> None:
         """The guard's last word: no more commands are taken, and the service is told why nothing more comes."""
-        if self._poller is not None:
-            self._poller.close()
-        if self._sender is not None:
-            text = f"the collector switched itself off after {self.guard.errors} errors of its own"
-            self._sender.put(lambda n: self._notice_item(n, "note", {"text": text}, None))
+        self._process.take_no_more()
+        text = f"the collector switched itself off after {self.guard.errors} errors of its own"
+        if self.connected:
+            self._process.put_notice("note", {"text": text})

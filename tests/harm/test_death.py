@@ -199,7 +199,7 @@ def test_a_dead_sender_is_started_again(service: FakeService, make_monitor: Make
     monitor = make_monitor(heartbeat_s=0.05)
     monitor.end_step(0)
     service.wait_for(lambda: service.steps() == [0])
-    sender = monitor._sender
+    sender = monitor._process.sender
     assert sender is not None
     first = sender._thread
     assert first is not None

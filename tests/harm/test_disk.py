@@ -29,9 +29,9 @@ def run(monitor: Monitor, steps: int, padding: int = 1) -> None:
     for step in range(steps):
         monitor.log({f"padding_{i}": float(step) for i in range(padding)})
         monitor.end_step(step)
-        assert monitor._sender is not None
+        assert monitor._process.sender is not None
         deadline = time.monotonic() + 5.0
-        while monitor._sender._items:
+        while monitor._process.sender._items:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -110,7 +110,7 @@ def test_a_spool_beyond_its_bound_drops_the_oldest_and_counts_them(
     (folder,) = (tmp_path / "spool").iterdir()
     assert sum(path.stat().st_size for path in folder.glob("*.seg")) <= 25_000
     service.misbehave = None
-    service.wait_for(lambda: monitor._sender is not None and monitor._sender.waiting == 0)
+    service.wait_for(lambda: monitor._process.sender is not None and monitor._process.sender.waiting == 0)
     lost = monitor.losses.counts()
     assert set(lost) == {"spool_full"}
     assert len(service.items) + lost["spool_full"] == 201, "every item is stored or counted"

@@ -6,6 +6,7 @@ timeout covers the whole answer.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  getaddrinfo looks it up by name: in a thread, around a fork or at exit, that fails
 import http.client
 import io
 import os

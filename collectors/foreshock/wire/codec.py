@@ -20,6 +20,11 @@ from foreshock.wire.envelope import Envelope, Reply
 from foreshock.wire.errors import Malformed, TooLarge, UnsupportedMediaType, UnsupportedVersion
 from foreshock.wire.version import PROTOCOL, SUPPORTED
 
+try:
+    import zstandard
+except ImportError:  # optional; not looked for later, on a thread that may run while the interpreter ends
+    zstandard = None  # type: ignore[assignment]
+
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 ZSTD_ABOVE = 4096
@@ -73,11 +78,7 @@ def encode(value: Envelope | Reply, content_type: str = MSGPACK) -> bytes:
 
 def compress(body: bytes) -> tuple[bytes, dict[str, str]]:
     """(body, extra headers): in zstd where zstandard is installed and the body is worth it."""
-    if len(body) < ZSTD_ABOVE:
-        return body, {}
-    try:
-        import zstandard
-    except ImportError:
+    if zstandard is None or len(body) < ZSTD_ABOVE:
         return body, {}
     return zstandard.ZstdCompressor(level=1).compress(body), {"Content-Encoding": "zstd"}
 
@@ -158,10 +159,8 @@ def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
         return body
     if name != "zstd":
         raise UnsupportedMediaType(f"content encoding {encoding[:100]!r}; zstd and identity are taken")
-    try:
-        import zstandard
-    except ImportError:
-        raise UnsupportedMediaType("content encoding zstd is not installed here") from None
+    if zstandard is None:
+        raise UnsupportedMediaType("content encoding zstd is not installed here")
     try:
         # Read one byte beyond the limit and no more, whatever the frame's header claims.
         with zstandard.ZstdDecompressor(max_window_size=1 << 23).stream_reader(body) as reader:

@@ -26,7 +26,7 @@ def command(*kinds: str, id: str = "c1", **changes: Any) -> wire.Command:  # noq
 def ready(monitor: Monitor, service: FakeService) -> None:
     """The first step is there and the attempt known."""
     monitor.end_step(0)
-    service.wait_for(lambda: monitor._acceptance is not None and monitor._acceptance.attempt == 1)
+    service.wait_for(lambda: monitor._process.acceptance is not None and monitor._process.acceptance.attempt == 1)
 
 
 def queued(monitor: Monitor, service: FakeService, *commands: wire.Command) -> None:
@@ -34,7 +34,7 @@ def queued(monitor: Monitor, service: FakeService, *commands: wire.Command) -> N
     with service.changed:
         service.commands.extend(commands)
         service.changed.notify_all()
-    service.wait_for(lambda: len(monitor._inbox) == len(commands))
+    service.wait_for(lambda: len(monitor._process.inbox) == len(commands))
 
 
 def answers(service: FakeService, id: str = "c1") -> list[tuple[str, dict[str, Any]]]:  # noqa: A002
@@ -271,7 +271,7 @@ def test_a_rollback_begins_a_new_attempt_after_its_answer(service: FakeService, 
     assert [frame.generation for frame in service.frames()] == [0, 0, 1]
     (told,) = service.notices("attempt")
     assert told.data == {"reason": "rollback", "command": "c1"}
-    service.wait_for(lambda: monitor._acceptance is not None and monitor._acceptance.attempt == 2)
+    service.wait_for(lambda: monitor._process.acceptance is not None and monitor._process.acceptance.attempt == 2)
     with service.changed:
         service.commands.append(command("stop", id="old", attempt=1))
     service.wait_for(lambda: monitor.losses.counts().get("command_ignored") == 1)
@@ -319,7 +319,7 @@ def test_a_pause_ends_with_stop_with_its_limit_and_with_the_keyboard(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(monitor._inbox, "wait", interrupt)
+    monkeypatch.setattr(monitor._process.inbox, "wait", interrupt)
     queued(monitor, service, command("pause", id="c4"))
     with pytest.raises(KeyboardInterrupt):
         monitor.end_step(3)
@@ -369,6 +369,6 @@ def test_only_the_controller_asks_and_obeys(service: FakeService, make_monitor: 
     monitor = make_monitor(rank=1, world=2, capabilities=["stop"])
     monitor.end_step(0)
     service.wait_for(lambda: service.steps() == [0])
-    assert monitor._poller is None
+    assert monitor._process.poller is None
     assert not service.envelopes[0].controller
     assert service.envelopes[0].expected_ranks == {"trainer": 2}

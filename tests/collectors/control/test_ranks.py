@@ -50,10 +50,10 @@ def train(monitors: list[Monitor], steps: int, between: Callable[[int], None] = 
 
 
 def issue(service: FakeService, monitor: Monitor, *commands: Command) -> None:
-    service.wait_for(lambda: monitor._acceptance is not None and monitor._acceptance.attempt == 1)
+    service.wait_for(lambda: monitor._process.acceptance is not None and monitor._process.acceptance.attempt == 1)
     with service.changed:
         service.commands = list(commands)
-    service.wait_for(lambda: len(monitor._inbox) == len(commands))
+    service.wait_for(lambda: len(monitor._process.inbox) == len(commands))
 
 
 def asked(kind: str, name: str = "c1") -> Command:
