@@ -195,6 +195,8 @@ def _transition(
     before: RuleState, body: Any, verdict: Verdict, config: RuleConfig, step: int | None, failed: int, name: str
 ) -> tuple[RuleState, Finding | None]:
     """Hold, hysteresis, cool-down: where the incident stands after this verdict, and what changed."""
+    if verdict.firing is False and before.open is None and before.since_close is None and not before.errors + failed:
+        return RuleState(hash=before.hash, body=body), None  # The common case, kept cheap.
     streak, clear, opened, onset, edge = before.streak, before.clear, before.open, before.onset, before.edge
     since = before.since_close
     change: Literal["open", "update", "escalate", "close"] | None = None

@@ -17,8 +17,10 @@ from foreshock_service.rules.baseline import (
     BaselineConfig,
     Reading,
     Track,
+    WarmUp,
     band_log,
     fold_log,
+    fold_warm_up,
     large,
     out_of_range,
 )
@@ -59,6 +61,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     worst: Track = FRESH
     mean: Track = FRESH
     above_preset: int = 0
+    warm: WarmUp = WarmUp()
     ill: bool = False
     """Out of range at the step before: the baselines are not learned from."""
 
@@ -77,19 +80,21 @@ class RolloutMismatch:
         """kl_k3 merged, then its worst rank, then abs_mean where kl_k3 is missing."""
         if not isinstance(seen, StepView):
             return state, UNKNOWN
+        warm = state.warm if state.warm.over else fold_warm_up(state.warm, seen)
+        learn = warm.over and not state.ill
         value = seen.values.get(PRIMARY)
         if value is None:
-            return self._by_mean(state, seen, config)
-        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
+            return self._by_mean(state, seen, config, warm, learn)
+        merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=learn)
         if reading is None:
             return state, UNKNOWN
         worst, worst_reading, rank = state.worst, None, None
         if seen.reported > 1 and PRIMARY in seen.worst:
             worst_value, rank = seen.worst[PRIMARY]
-            worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
+            worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR, learn=learn)
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
-        after = State(merged, worst, state.mean, above)
+        after = State(merged, worst, state.mean, above, warm)
         if value >= config.negligible and out_of_range(reading, config):
             return replace(after, ill=True), _verdict(seen, PRIMARY, reading, None, config)
         if (
@@ -107,13 +112,15 @@ class RolloutMismatch:
             return after, Verdict(firing=True, message=message, evidence=(evidence,), edge=_edge(seen))
         return after, QUIET
 
-    def _by_mean(self, state: State, seen: StepView, config: Config) -> tuple[State, Verdict]:
+    def _by_mean(
+        self, state: State, seen: StepView, config: Config, warm: WarmUp, learn: bool
+    ) -> tuple[State, Verdict]:
         value = seen.values.get(FALLBACK)
         if value is None or not 0.0 <= value < float("inf"):
             return state, UNKNOWN
         # Squared, a mean difference is of the size of a KL and meets the same ratios and bounds.
-        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR, learn=not state.ill)
-        after = State(state.merged, state.worst, mean, 0)
+        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR, learn=learn)
+        after = State(state.merged, state.worst, mean, 0, warm)
         if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
             return replace(after, ill=True), _verdict(seen, FALLBACK, reading, None, config)
         return after, QUIET

@@ -83,3 +83,14 @@ def test_one_worst_rank_is_found() -> None:
 def test_tiny_changes_of_a_tiny_floor_are_no_finding() -> None:
     views = changed(changed(healthy(60), 0, mismatch__kl_k3=1e-8), 30, mismatch__kl_k3=5e-5)
     assert opened(views, RULE) == []
+
+
+def test_the_learning_rate_warm_up_is_not_learned_from() -> None:
+    """In asynchronous training staleness, and with it the mismatch, rises with the learning rate."""
+    views = []
+    for seen in healthy(80):
+        mismatch = seen.values["mismatch.kl_k3"] * (0.03 if seen.step < 15 else 30)
+        views.append(view(seen.step, {"mismatch.kl_k3": mismatch, "lr": 1e-7 * min(15, seen.step + 1)}))
+    assert opened(views, RULE) == []
+    constant = [view(v.step, {**v.values, "lr": 1e-6}) for v in views]
+    assert opened(constant, RULE) != []
