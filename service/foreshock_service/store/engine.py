@@ -1,9 +1,9 @@
 """The database behind one object: `Store.read()` and `Store.write()` hand out sessions in a transaction.
 
 SQLite: WAL, `synchronous=FULL` (a commit is on disk when it returns, also through a power cut; group commit pays for
-it), foreign keys on, one process at a time (a file lock beside the database), one writer at a time in it (a lock in
-memory: SQLite's own busy handler polls, which costs up to 100 ms). PostgreSQL: psycopg 3, pooled; durability is the
-server's `synchronous_commit` and `fsync`.
+it; evaluations, which can be repeated, commit with NORMAL), foreign keys on, one process at a time (a file lock beside
+the database), one writer at a time in it (a lock in memory: SQLite's own busy handler polls, which costs up to 100 ms).
+PostgreSQL: psycopg 3, pooled; durability is the server's `synchronous_commit` and `fsync`.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Store:
                 json_serializer=dump_json,
                 connect_args={"connect_timeout": 10, "application_name": "foreshock"},
             )
+        self._relaxed = self.engine.execution_options(foreshock_synchronous="NORMAL")
         self._reader = self.engine.execution_options(foreshock_begin="DEFERRED")
 
     @contextmanager
@@ -100,13 +101,18 @@ class Store:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
         """A session in a transaction that commits at the end of the block, and rolls back on any exception.
 
+        With `durable=False` the commit does not wait for the disk: a power cut may undo it, never without undoing
+        everything later, and never after a durable commit that followed. For what can be worked out again from what is
+        durable; a kill of the process alone loses nothing either way.
         Not to be nested in one thread: on SQLite the inner would wait for the outer for ever; it raises RuntimeError.
         """
         if self.dialect != "sqlite":
             with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                if not durable:
+                    session.connection().exec_driver_sql("SET LOCAL synchronous_commit = off")
                 yield session
             return
         if self._writer == threading.get_ident():
@@ -114,7 +120,8 @@ class Store:
         with self._write_lock:
             self._writer = threading.get_ident()
             try:
-                with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                engine = self.engine if durable else self._relaxed
+                with Session(engine, expire_on_commit=False) as session, session.begin():
                     yield session
             finally:
                 self._writer = None
@@ -176,7 +183,10 @@ def _sqlite_engine(url: URL, pool_size: int, synchronous: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
-        how = connection.get_execution_options().get("foreshock_begin", "IMMEDIATE")
+        options = connection.get_execution_options()
+        how = options.get("foreshock_begin", "IMMEDIATE")
+        if how == "IMMEDIATE":
+            connection.exec_driver_sql(f"PRAGMA synchronous={options.get('foreshock_synchronous', synchronous)}")
         connection.exec_driver_sql(f"BEGIN {how}")
 
     return engine

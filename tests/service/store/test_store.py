@@ -69,6 +69,15 @@ def test_sqlite_is_durable_and_checked(store: Store) -> None:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 
+def test_only_what_can_be_repeated_does_not_wait_for_the_disk(store: Store) -> None:
+    asked = {"sqlite": "PRAGMA synchronous", "postgresql": "SHOW synchronous_commit"}[store.dialect]
+    found = []
+    for durable in (True, False, True):
+        with store.write(durable=durable) as session:
+            found.append(session.connection().exec_driver_sql(asked).scalar())
+    assert found == {"sqlite": [2, 1, 2], "postgresql": ["on", "off", "on"]}[store.dialect]
+
+
 def test_a_write_that_fails_leaves_nothing(store: Store) -> None:
     def fail() -> None:
         with store.write() as session:
