@@ -112,8 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="keep the runs already in the folder")
     parser.add_argument("--megatron", type=Path, help="megatron.json of megatron_rungs, to be shown in the table")
     parser.add_argument("--no-plots", action="store_true")
+    parser.add_argument("--summarise", action="store_true", help="run nothing: the table of the runs in the folder")
     options = parser.parse_args(arguments)
-    results = run_all(jobs_of(options), options.out / "runs", options.jobs, options.resume)
+    if options.summarise:
+        results = [json.loads(p.read_text()) for p in sorted((options.out / "runs").glob("*.json"))]
+    else:
+        results = run_all(jobs_of(options), options.out / "runs", options.jobs, options.resume)
     table = summary.table(results)
     megatron = json.loads(options.megatron.read_text()) if options.megatron else None
     (options.out / "ladder.json").write_text(json.dumps({"rungs": table, "megatron": megatron}, indent=1))

@@ -401,6 +401,7 @@ def main() -> None:
     import roll.platforms  # noqa: F401
 
     cpu_shim.install_platforms()
+    cpu_shim.install_no_ray()
     with tempfile.TemporaryDirectory() as folder:
         tiny_checkpoint(folder)
         worker = real_worker(options, folder)

@@ -95,7 +95,11 @@ def table(results: list[Run]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for dtype in ("fp32", "bf16"):
         base = grouped.get((BASELINE.name, dtype)) or grouped.get((BASELINE.name, "fp32"))
-        healthy = [level(run) for run in base if len(run["steps"]) >= 50] if base else []
+        healthy = (
+            [level(run) for run in base if len(run["steps"]) >= 50 or run["steps"][-1]["truncated"] > 0.98]
+            if base
+            else []
+        )
         for rung in LADDER:
             runs = grouped.get((rung.name, dtype))
             if not runs:

@@ -20,6 +20,9 @@ from lab.roll_onpolicy.rungs import Rung
 from lab.roll_onpolicy.statistics import pair_statistics
 from lab.roll_onpolicy.warmup import STEPS, warm_weights
 
+#: steps of nothing but truncated rows after which a run is dead and ends
+DEAD = 12
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -55,6 +58,8 @@ class Run:
         for step in range(self.plan.steps):
             self.history.append({name: w.detach().clone() for name, w in self.masters.items()})
             lines.append(self.step(step))
+            if len(lines) >= DEAD and all(line["truncated"] > 0.98 for line in lines[-DEAD:]):
+                break  # every row is cut off and masked: no gradient is left, nothing can change any more
         return lines
 
     def aged(self, lag: int) -> Weights:
