@@ -80,7 +80,7 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     """Posts once. 2xx is taken; raises Later or Never for everything else."""
     try:
         answer = client.post(url, content=body, headers={"Content-Type": "application/json", **headers})
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise Never("the configured URL is not valid") from error
     except httpx.HTTPError as error:
         raise Later(f"no answer ({type(error).__name__})") from error

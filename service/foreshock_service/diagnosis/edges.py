@@ -33,6 +33,8 @@ CERTAINLY_FLOOR: Final = 1e-9
 """Nats. Without a band: below this the two sides are the same numbers."""
 CLEAR_SHARE: Final = 0.5
 """(mismatch_current − mismatch) / policy, in kl_k2: near +1 for a training-pass fault, −1 for a scoring-pass one."""
+FOLLOWS_SHARE: Final = 0.1
+"""A policy edge below this share of both engine edges does not explain them."""
 PROVES_NOTHING: Final = frozenset({"detached", "rollout", "older_weights", "interpolated"})
 """Reasons (`old_source`) for which `policy` has no invariant, so that the two trainer passes cannot be told apart."""
 
@@ -104,7 +106,11 @@ def _opposite(policy: EdgeReading, mismatch: Level, current: Level) -> Edge | No
 def _by_size(values: Mapping[str, float]) -> Edge | None:
     """Half mean squares add like variances: a fault of the training pass gives current ≈ mismatch + policy."""
     policy, mismatch, current = (values.get(f"{pair}.kl_k2", math.nan) for pair in SIGNALS)
-    if not (policy > 0 and math.isfinite(policy + mismatch + current)) or min(mismatch, current) > policy:
+    if not (policy > 0 and math.isfinite(policy + mismatch + current)):
+        return None
+    if policy <= FOLLOWS_SHARE * min(mismatch, current):
+        return "engine"  # rounding grows with surprise: a policy edge this much smaller only follows the engine's
+    if min(mismatch, current) > policy:
         return None
     share = (current - mismatch) / policy
     if abs(share) < CLEAR_SHARE:

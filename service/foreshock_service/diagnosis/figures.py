@@ -6,9 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+GROWTH_STEPS: Final = 6
+"""Steps without which growth cannot be told."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +54,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return self.share("abs_q50", "abs_q99")
 
     def growth(self) -> float | None:
-        """Last third over first third of mean |δ|: a frozen side grows, a fixed difference does not. Needs 6 steps."""
+        """Last third over first third of mean |δ|: a frozen side grows, a fixed gap does not. Needs six steps."""
         name = f"{self.pair}.abs_mean"
         values = [v[name] for v in self.window if name in v and math.isfinite(v[name])]
         third = len(values) // 3
-        if third < 2:
+        if len(values) < GROWTH_STEPS:
             return None
         first = median(values[:third])
         return median(values[-third:]) / first if first > 0 else None

@@ -12,7 +12,7 @@ import msgspec
 
 from foreshock_service.diagnosis.causes import CAUSES, Cause, Reading
 from foreshock_service.diagnosis.edges import Location, locate
-from foreshock_service.diagnosis.figures import Figures
+from foreshock_service.diagnosis.figures import GROWTH_STEPS, Figures
 from foreshock_service.rules.interface import Edge
 
 MIN_SCORE: Final = 0.5
@@ -20,7 +20,8 @@ MIN_SCORE: Final = 0.5
 MIN_KNOWN: Final = 0.4
 """Share of a cause's weight that must be known at all before it is named."""
 CLOSE: Final = 0.15
-"""Scores nearer than this do not separate two causes."""
+CLOSE_EARLY: Final = 0.3
+"""Scores nearer than this do not separate two causes; early: before there are enough steps to tell growth."""
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ def diagnose(
         if found is not None:
             ranked.append(found)
     ranked.sort(key=lambda c: (-c.score, c.name))
-    between = tuple(c.name for c in ranked if ranked[0].score - c.score < CLOSE) if ranked else ()
+    close = CLOSE if len(window) >= GROWTH_STEPS else CLOSE_EARLY
+    between = tuple(c.name for c in ranked if ranked[0].score - c.score < close) if ranked else ()
     return Diagnosis(
         location=location,
         causes=tuple(ranked),

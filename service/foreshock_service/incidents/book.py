@@ -25,6 +25,8 @@ import msgspec
 from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
+from foreshock_service.diagnosis.signature import diagnose
+from foreshock_service.diagnosis.window import recent_steps
 from foreshock_service.incidents.causes import can_cause, upstream_first
 from foreshock_service.incidents.conflicts import insert_ignoring
 from foreshock_service.rules.interface import Finding, Observation, Outcome, StepView
@@ -35,6 +37,10 @@ ACTIVE: Final = ("open", "acknowledged", "mitigated")
 PRECURSOR_STEPS: Final = 50
 PRECURSOR_S: Final = 7200.0
 """A resolved incident counts as precursor of one that opens within so many steps (other attempt: seconds)."""
+DIAGNOSED: Final = frozenset(
+    {"onpolicy_disagreement", "rollout_mismatch", "stale_weights", "stale_cache", "is_degeneracy", "outlier_sequences"}
+)
+"""Illnesses of the log-prob pairs, which have signatures."""
 RULES: Final = "rules"
 """Who resolved, in the audit log, where no person did."""
 
@@ -83,6 +89,8 @@ def apply(session: Session, run: Run, seen: Observation, outcome: Outcome, now: 
         if change is not None:
             changes.append(change)
             active[finding.rule] = change.incident
+            if change.kind != "resolved":
+                _explain(session, change.incident, seen, outcome)
     changes += _close_forgotten(session, active, seen, outcome, now)
     return changes
 
@@ -265,6 +273,24 @@ def _close_forgotten(
     held = set(outcome.firing) | {f.rule for f in outcome.findings}
     closed = [_close(session, i, seen.step, now, None) for rule, i in active.items() if rule not in held]
     return [change for change in closed if change is not None]
+
+
+def _explain(session: Session, incident: Incident, seen: Observation, outcome: Outcome) -> None:
+    """Keeps the ranked causes as of this look with an incident of the pairs, over the steps since its onset."""
+    if incident.rule not in DIAGNOSED or not isinstance(seen, StepView):
+        return
+    past = recent_steps(session, incident.run_id, seen.attempt, upto=seen.step)
+    onset = incident.onset_step if incident.onset_step is not None else seen.step
+    window = [p.values for p in past if onset <= p.step < seen.step]
+    found = diagnose(
+        [*window, seen.values],
+        bands=outcome.bands,
+        missing=seen.missing,
+        settings=seen.settings,
+        notices=seen.notices,
+        evidence=seen.evidence,
+    )
+    _move(session, incident, incident.status, incident.opened_at, RULES, diagnosis=msgspec.to_builtins(found))
 
 
 def _note_attempt(session: Session, incident: Incident, seen: Observation) -> None:

@@ -1,0 +1,43 @@
+"""A real HTTP server that keeps what it is posted and answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Sink:
+    """`answers` are the next statuses, then 200; `got` holds (path, headers, body)."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.headers: dict[str, str] = {}
+        self.got: list[tuple[str, dict[str, str], bytes]] = []
+        sink = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                sink.got.append((self.path, dict(self.headers), body))
+                self.send_response(sink.answers.pop(0) if sink.answers else 200)
+                for name, value in sink.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, _, body in self.got]
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()

@@ -1,0 +1,129 @@
+"""Causes by their signature, on the lab's illnesses as measured by the SDK's own statistics; abstention elsewhere."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from foreshock_service.diagnosis.signature import Diagnosis, diagnose
+from tests.service.diagnosis.measured import ONSET, bands_of, steps_of
+
+
+def of_lab(illness: str, steps: int = 10) -> Diagnosis:
+    window = steps_of(illness)[ONSET - 1 : ONSET - 1 + steps]
+    return diagnose(window, bands=bands_of(illness))
+
+
+@pytest.mark.parametrize(
+    ("illness", "edge", "cause"),
+    [
+        ("none", None, "numeric_noise"),
+        ("stale_parameters", "training_pass", "stale_trainer_parameters"),
+        ("dropout", "training_pass", "dropout"),
+        ("stale_scoring", "scoring_pass", "stale_trainer_parameters"),
+        ("old_batch", "scoring_pass", "misaligned_rows"),
+        ("frozen_engine", "engine", "stale_engine_weights"),
+        ("shifted_labels", "engine", "shifted_labels"),
+        ("temperature", "engine", "temperature"),
+        ("top_k", "engine", "truncation"),
+    ],
+)
+def test_ten_steps_of_an_illness_name_its_cause(illness: str, edge: str | None, cause: str) -> None:
+    found = of_lab(illness)
+    assert found.edge == edge
+    assert found.causes[0].name == cause
+    assert found.undecided_between == ()
+    assert found.causes[0].speaks_for
+    assert not found.abstains
+
+
+@pytest.mark.parametrize("illness", ["stale_engine", "quantised_engine"])
+def test_a_fixed_lag_and_another_precision_are_not_told_apart_and_the_checksum_is_named(illness: str) -> None:
+    found = of_lab(illness)
+    assert found.edge == "engine"
+    assert set(found.undecided_between) == {"stale_engine_weights", "quantised_engine"}
+    assert found.names("stale_engine")
+    deciders = [word for cause in found.causes for word in cause.decided_by]
+    assert any("checksum" in word for word in deciders)
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "fp8"}, {"engine": {"quantization": "int8"}}])
+def test_what_the_engine_says_of_itself_decides(settings: dict[str, object]) -> None:
+    window = steps_of("quantised_engine")[ONSET - 1 : ONSET + 9]
+    found = diagnose(window, bands=bands_of("quantised_engine"), settings=settings)
+    assert found.causes[0].name == "quantised_engine"
+    assert found.undecided_between == ()
+
+
+def test_a_weight_sync_that_failed_speaks_for_stale_weights() -> None:
+    window = steps_of("quantised_engine")[ONSET - 1 : ONSET + 9]
+    notices = [{"kind": "weights", "data": {"ok": False, "side": "engine"}}]
+    found = diagnose(window, bands=bands_of("quantised_engine"), notices=notices)
+    cause = next(c for c in found.causes if c.name == "stale_engine_weights")
+    assert "a weight sync reported failure" in [fact.sentence for fact in cause.speaks_for]
+
+
+def test_before_growth_can_be_told_a_training_pass_fault_is_one_of_two() -> None:
+    found = of_lab("stale_parameters", steps=1)
+    assert found.edge == "training_pass"
+    assert set(found.undecided_between) == {"dropout", "stale_trainer_parameters"}
+    assert "do not separate" in found.sentence
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_labels_and_truncation_are_known_from_the_first_step(steps: int) -> None:
+    assert of_lab("shifted_labels", steps).causes[0].name == "shifted_labels"
+    assert of_lab("top_k", steps).causes[0].name == "truncation"
+    assert of_lab("temperature", steps).causes[0].name == "temperature"
+
+
+def test_when_nothing_fits_it_says_so() -> None:
+    odd = {"mismatch.kl_k2": 5.0, "mismatch.kl_k3": 5.0, "policy.kl_k2": 0.0, "mismatch.slope": 3.0,
+           "mismatch.logp_pearson": 0.75, "mismatch.abs_mean": 2.0, "mismatch.delta_mean": 0.1}  # fmt: skip
+    found = diagnose([odd])
+    assert (found.edge, found.abstains, found.causes) == ("engine", True, ())
+    assert "No known signature fits" in found.sentence
+
+
+def test_little_knowledge_names_nothing() -> None:
+    found = diagnose([{"policy.kl_k2": 0.02}], bands={"policy.kl_k2": (0.0, 1e-5, 1e-4)})
+    assert found.edge == "undecided"
+    assert found.abstains
+
+
+def test_a_healthy_step_has_nothing_to_explain() -> None:
+    assert diagnose([{"reward.mean": 1.0}]).sentence.startswith("Nothing to explain")
+    with pytest.raises(ValueError, match="at least one step"):
+        diagnose([])
+
+
+def test_one_special_token_needs_its_evidence() -> None:
+    values = {"mismatch.kl_k2": 0.2, "mismatch.kl_k3": 0.2, "policy.kl_k2": 0.0, "mismatch.slope": 1.05,
+              "mismatch.logp_pearson": 0.97, "mismatch.abs_q50": 1e-3, "mismatch.abs_q99": 2.0,
+              "mismatch.delta_kurtosis": 60.0, "mismatch.abs_mean": 0.05, "mismatch.delta_mean": -0.047}  # fmt: skip
+    tokens = [{"seq": i, "position": 9, "token": 2, "a": -9.0, "b": -0.1} for i in range(16)]
+    assert not diagnose([values]).names("special_tokens")
+    assert diagnose([values], evidence={"mismatch": tokens}).names("special_tokens")
+
+
+def test_sequence_ess_alone_is_length_and_no_fault() -> None:
+    values = {"mismatch.kl_k3": 5e-4, "mismatch.kl_k2": 5e-4, "policy.kl_k2": 0.0, "mismatch.ess_sequence": 0.2,
+              "mismatch.ess_token": 0.996, "mismatch.slope": 1.0, "mismatch.logp_pearson": 0.999}  # fmt: skip
+    found = diagnose([values], bands={"mismatch.kl_k3": (1e-4, 5e-4, 2e-3)})
+    assert found.edge is None
+    assert "length_confounding" in [c.name for c in found.causes]
+
+
+def test_moe_routing_needs_an_moe_model() -> None:
+    values = {"mismatch.kl_k2": 0.06, "mismatch.kl_k3": 0.06, "policy.kl_k2": 0.0, "mismatch.slope": 0.98,
+              "mismatch.logp_pearson": 0.96, "mismatch.abs_q50": 0.01, "mismatch.abs_q99": 1.0,
+              "mismatch.tail_ln2": 0.01, "mismatch.delta_kurtosis": 80.0, "mismatch.abs_mean": 0.05,
+              "mismatch.delta_mean": 0.0}  # fmt: skip
+    assert not diagnose([values]).names("moe_routing")
+    assert diagnose([values], settings={"moe": True}).names("moe_routing")
+
+
+def test_a_diagnosis_is_plain_data() -> None:
+    plain = msgspec.to_builtins(of_lab("stale_parameters"))
+    assert plain["causes"][0]["name"] == "stale_trainer_parameters"
+    assert plain["location"]["edge"] == "training_pass"
