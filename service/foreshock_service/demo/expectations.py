@@ -12,21 +12,27 @@ Score = Literal["final_reward", "final_validation"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """`rule` must open; `score` is where the damage shows; a harmless illness must not lead to any command."""
+    """What an illness must lead to.
+
+    `rule` must open. `score` is where the damage shows, and the treated run must get half of it back; None where the
+    damage is too small to tell from noise: then the command's own verdict counts. A `harmless` illness, and one that no
+    command cures (`curable` False: labels are the job's own code), must lead to none.
+    """
 
     rule: str
-    score: Score = "final_reward"
+    score: Score | None = "final_reward"
     harmless: bool = False
+    curable: bool = True
 
 
 EXPECTATIONS: dict[str, Expectation] = {
     "stale_parameters": Expectation("onpolicy_disagreement"),
     "stale_scoring": Expectation("onpolicy_disagreement", harmless=True),
-    "frozen_update": Expectation("frozen_update", score="final_validation"),
+    "frozen_update": Expectation("frozen_update", score=None),
     "stale_engine": Expectation("rollout_mismatch"),
     "frozen_engine": Expectation("rollout_mismatch", score="final_validation"),
-    "quantised_engine": Expectation("rollout_mismatch"),
-    "shifted_labels": Expectation("rollout_mismatch"),
+    "quantised_engine": Expectation("rollout_mismatch", score="final_validation"),
+    "shifted_labels": Expectation("rollout_mismatch", curable=False),
 }
 
 
@@ -45,11 +51,11 @@ def judge(report: dict[str, Any], mode: str) -> list[Check]:
     checks = [_quiet_when_healthy(report)]
     for name in ("untreated", "treated"):
         checks.append(_detected(report, name, wanted))
-    if wanted.harmless:
-        checks.append(_left_alone(report))
+    if wanted.harmless or not wanted.curable:
+        checks.append(_left_alone(report, "harmless" if wanted.harmless else "no command would cure it"))
     elif mode == "auto":
         checks.append(_commanded(report))
-        checks.append(_rescued(report, wanted))
+        checks.append(_helped(report) if wanted.score is None else _rescued(report, wanted.score))
     return checks
 
 
@@ -80,13 +86,18 @@ def _commanded(report: dict[str, Any]) -> Check:
     return Check("treated: a command was carried out", bool(done), detail)
 
 
-def _left_alone(report: dict[str, Any]) -> Check:
+def _left_alone(report: dict[str, Any], why: str) -> Check:
     issued = [c["kind"] for c in report["commands"] if c["run"] == "treated" and c["state"] != "proposed"]
-    return Check("treated: harmless, so nothing was commanded", not issued, ", ".join(issued) or "no command")
+    return Check(f"treated: {why}, so nothing was commanded", not issued, ", ".join(issued) or "no command")
 
 
-def _rescued(report: dict[str, Any], wanted: Expectation) -> Check:
-    healthy, ill, treated = (report[r][wanted.score] for r in ("healthy", "untreated", "treated"))
+def _helped(report: dict[str, Any]) -> Check:
+    verdicts = [f"{c['kind']} {c['verdict']}" for c in report["commands"] if c["run"] == "treated"]
+    return Check("treated: the command helped", any(v.endswith("helped") for v in verdicts), ", ".join(verdicts))
+
+
+def _rescued(report: dict[str, Any], score: Score) -> Check:
+    healthy, ill, treated = (report[r][score] for r in ("healthy", "untreated", "treated"))
     half_way = ill + 0.5 * (healthy - ill)
-    detail = f"{wanted.score}: healthy {healthy:.2f}, untreated {ill:.2f}, treated {treated:.2f}"
+    detail = f"{score}: healthy {healthy:.2f}, untreated {ill:.2f}, treated {treated:.2f}"
     return Check("treated: at least half-way back", treated >= half_way and treated > ill, detail)
