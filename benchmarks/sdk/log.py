@@ -2,10 +2,10 @@
 
     python benchmarks/sdk/log.py [--json FILE] [--rounds 1000]
 
-Both take turns in one process, one call each a round, with a pause after each that lets their threads work, as a training
-step would. Foreshock sends over real HTTP to a sink in a process of its own; trackio writes its local database. Also
-measured: without a service (the no-op), and with a service that refuses connections (everything is spooled). Exits 1
-where the median is not below trackio's.
+Both take turns in one process, one call each a round, with a pause after each that lets their threads work, as a
+training step would. Foreshock sends over real HTTP to a sink in a process of its own; trackio writes its local
+database. Also measured: without a service (the no-op), and with a service that refuses connections (everything is
+spooled). Exits 1 where the median is not below trackio's.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def main() -> int:
         server = subprocess.Popen([sys.executable, __file__, "--sink"], stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
         try:
-            figures = measure(contenders(f"http://127.0.0.1:{int(server.stdout.readline())}", Path(folder)), arguments.rounds)
+            figures = measure(
+                contenders(f"http://127.0.0.1:{int(server.stdout.readline())}", Path(folder)), arguments.rounds
+            )
         finally:
             server.kill()
     for name, figure in figures.items():

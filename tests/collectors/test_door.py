@@ -47,13 +47,18 @@ def test_every_setting_has_a_unit_and_a_sentence() -> None:
     for declared in fields(Settings):
         assert declared.metadata["sentence"].endswith("."), declared.name
         assert isinstance(declared.metadata["unit"], str)
-        assert isinstance(declared.default, int | float) is (declared.metadata["unit"] not in ("", "path")) or isinstance(
-            declared.default, bool
-        )
+        assert isinstance(declared.default, int | float) is (
+            declared.metadata["unit"] not in ("", "path")
+        ) or isinstance(declared.default, bool)
 
 
 def test_arguments_win_over_the_environment_over_defaults() -> None:
-    environment = {"FORESHOCK_TIMEOUT_S": "3", "FORESHOCK_URL": " http://x ", "FORESHOCK_RAISE": "1", "FORESHOCK_EVIDENCE": "no"}
+    environment = {
+        "FORESHOCK_TIMEOUT_S": "3",
+        "FORESHOCK_URL": " http://x ",
+        "FORESHOCK_RAISE": "1",
+        "FORESHOCK_EVIDENCE": "no",
+    }
     loaded = load({"timeout_s": 4, "token": None}, environment)
     assert (loaded.timeout_s, loaded.url, loaded.raise_errors, loaded.evidence) == (4.0, "http://x", True, False)
     assert loaded.backoff_s == Settings().backoff_s

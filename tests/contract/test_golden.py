@@ -44,7 +44,9 @@ def envelope() -> Envelope:
 
 def reply() -> Reply:
     action = Action(kind="scale_lr", arguments={"factor": 0.5})
-    command = Command(id="c-1", run="lab/golden", attempt=2, actions=[action], issued_step=41, reason="kl_k2 above floor")
+    command = Command(
+        id="c-1", run="lab/golden", attempt=2, actions=[action], issued_step=41, reason="kl_k2 above floor"
+    )
     return Reply(acknowledged=3, run_verdict="critical", attempt=2, mode="auto", commands=[command], warnings=["late"])
 
 
@@ -54,7 +56,9 @@ def test_every_supported_version_has_its_recording_and_is_still_read(version: in
     expected = msgspec.to_builtins(decode_envelope((folder / "envelope.msgpack").read_bytes()))
     assert expected["protocol"] == version
     assert msgspec.to_builtins(decode_envelope((folder / "envelope.json").read_bytes(), JSON)) == expected
-    assert decode_reply((folder / "reply.msgpack").read_bytes()) == decode_reply((folder / "reply.json").read_bytes(), JSON)
+    assert decode_reply((folder / "reply.msgpack").read_bytes()) == decode_reply(
+        (folder / "reply.json").read_bytes(), JSON
+    )
 
 
 def test_the_newest_version_is_still_written_byte_for_byte() -> None:

@@ -157,9 +157,9 @@ def test_a_forked_child_is_a_client_of_its_own_and_the_parent_goes_on(
     assert [dict(f.scalars) for f in by_client.pop(parent)] == [{"loss": 1.0}, {"loss": 7.0}]
     ((childs,),) = by_client.values()
     assert childs.scalars == {"reward.mean": 2.0}, "the parent's half step stays the parent's"
-    assert [e.controller for e in service.envelopes if e.client != parent] == [False] * (len(service.envelopes) - sum(
-        e.client == parent for e in service.envelopes
-    ))
+    assert [e.controller for e in service.envelopes if e.client != parent] == [False] * (
+        len(service.envelopes) - sum(e.client == parent for e in service.envelopes)
+    )
 
 
 def test_a_fork_in_the_middle_of_an_outage_leaves_the_parents_spool_to_the_parent(
@@ -203,7 +203,7 @@ def test_a_dead_sender_is_started_again(service: FakeService, make_monitor: Make
     assert sender is not None
     first = sender._thread
     assert first is not None
-    sender._turn, turn = lambda: sys.exit(), sender._turn  # type: ignore[method-assign, misc]
+    sender._turn, turn = sys.exit, sender._turn  # type: ignore[method-assign, misc]
     first.join(5.0)
     assert not first.is_alive()
     sender._turn = turn  # type: ignore[method-assign]

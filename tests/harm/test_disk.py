@@ -80,7 +80,7 @@ def test_a_full_disk_loses_the_oldest_and_ends_the_run_normally(service: FakeSer
         [sys.executable, "-c", textwrap.dedent(script), service.url, str(tmp_path / "spool")],
         capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
-    lost = eval(done.stdout)  # noqa: S307
+    lost = eval(done.stdout)
     assert lost["disk_full"] > 0
     (folder,) = (tmp_path / "spool").iterdir()
     assert all(path.stat().st_size <= 3000 for path in folder.iterdir())
@@ -165,4 +165,3 @@ def test_no_wall_clock_is_read_where_ages_are_told(
     sealed = [frame.sealed_s for frame in service.frames()]
     assert before <= sealed[0] <= sealed[1] <= sealed[2] <= after
     assert all(envelope.sent_s is not None and before <= envelope.sent_s <= after for envelope in service.envelopes)
-

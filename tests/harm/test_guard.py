@@ -1,4 +1,4 @@
-"""Our own errors never reach the loop, the host's own always do, and a collector that keeps failing switches itself off."""
+"""Our own errors never reach the loop, the host's always do; a collector that keeps failing switches itself off."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def broken(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError("a bug of ours")
 
 
-@pytest.mark.parametrize("place", ["foreshock.frames.builder.StepBuilder.observe", "foreshock.frames.scalars.Scalars.add",
-                                   "foreshock.frames.builder.StepBuilder.seal", "foreshock.transport.sender.Sender.put",
+@pytest.mark.parametrize("place", ["foreshock.frames.builder.StepBuilder.observe",
+                                   "foreshock.frames.scalars.Scalars.add",
+                                   "foreshock.frames.builder.StepBuilder.seal",
+                                   "foreshock.transport.sender.Sender.put",
                                    "foreshock.stats.pair.PairAccumulator.observe"])  # fmt: skip
 def test_an_error_at_every_call_never_reaches_the_loop_and_switches_off(
     place: str, make_monitor: MakeMonitor, monkeypatch: pytest.MonkeyPatch

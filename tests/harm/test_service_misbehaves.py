@@ -1,4 +1,4 @@
-"""The service refuses, hangs, talks nonsense: the run goes on, nothing is lost in silence, and in the end all arrives."""
+"""The service refuses, hangs, talks nonsense: the run goes on, nothing is lost in silence, in the end all arrives."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ KEPT: dict[str, Callable[[Request], object]] = {
 
 
 @pytest.mark.parametrize("how", KEPT)
-def test_nothing_is_lost_while_the_service_answers_with(how: str, service: FakeService, make_monitor: MakeMonitor) -> None:
+def test_nothing_is_lost_while_the_service_answers_with(
+    how: str, service: FakeService, make_monitor: MakeMonitor
+) -> None:
     service.misbehave = only_first(3, KEPT[how])
     monitor = make_monitor()
     run(monitor)
@@ -161,7 +163,9 @@ def test_one_poisoned_item_does_not_take_the_others_with_it(service: FakeService
     assert monitor.losses.counts() == {"refused": 1}
 
 
-def test_a_service_that_is_away_gets_everything_in_order_when_it_is_back(tmp_path: Path, make_monitor: MakeMonitor) -> None:
+def test_a_service_that_is_away_gets_everything_in_order_when_it_is_back(
+    tmp_path: Path, make_monitor: MakeMonitor
+) -> None:
     first = FakeService()
     port = first.port
     monitor = make_monitor(url=first.url)

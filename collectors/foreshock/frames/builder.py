@@ -141,11 +141,9 @@ class StepBuilder:
                 del self._pairs[key]
                 self._missing[key] = "not_reported"
                 self.errors.append(error)
-        if self._advantages is not None:
-            self.scalars.add(self._advantages.scalars())
         missing = {key: why for key, why in self._missing.items() if key not in self._pairs}
         step_s = None if self._last_end_s is None else now_s - self._last_end_s
-        folded = self.scalars.seal()
+        folded = self._fold()
         sealed = SealedStep(step, folded, self._pairs, missing, self._new_semantics, step_s, self._evidence)
         self._last_end_s = now_s
         self.reset()
@@ -160,6 +158,15 @@ class StepBuilder:
         if text not in self._noted and len(self._noted) < 100:
             self._noted.add(text)
             self.notes.append(text)
+
+    def _fold(self) -> Folded:
+        try:
+            if self._advantages is not None:
+                self.scalars.add(self._advantages.scalars())
+            return self.scalars.seal()
+        except Exception as error:
+            self.errors.append(error)
+            return self.scalars.seal(with_devices=False)
 
     def _add(self, key: str, a: Any, b: Any, mask: Any, where: Mapping[str, Any]) -> None:
         accumulator = self._pairs.get(key)

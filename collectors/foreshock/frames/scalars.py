@@ -107,11 +107,11 @@ class Scalars:
         self._told.update(name for name, _ in fresh)
         return fresh
 
-    def seal(self) -> Folded:
-        """Hands the step over and begins the next."""
+    def seal(self, with_devices: bool = True) -> Folded:
+        """Hands the step over and begins the next; without devices what lives on one is left out."""
         self.last_validation = self._values.get("reward.validation", self.last_validation)
         copies = []
-        if self._deferred:
+        if with_devices and self._deferred:
             by_device: dict[Any, list[tuple[str, Any]]] = {}
             for name, tensor in self._deferred:
                 by_device.setdefault(tensor.device, []).append((name, tensor))

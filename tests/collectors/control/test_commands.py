@@ -11,7 +11,8 @@ import pytest
 
 from foreshock import Command
 from foreshock.monitor import Monitor
-from foreshock.wire import Action, commands as wire
+from foreshock.wire import Action
+from foreshock.wire import commands as wire
 from foreshock.wire.commands import Ack
 from tests.fake_service import FakeService
 
@@ -226,7 +227,9 @@ def test_an_expired_command_is_never_executed(service: FakeService, make_monitor
     assert answers(service, "c2")[1] == ("refused", {"reason": "expired"})
 
 
-def test_at_step_waits_for_its_step_and_a_missed_one_is_refused(service: FakeService, make_monitor: MakeMonitor) -> None:
+def test_at_step_waits_for_its_step_and_a_missed_one_is_refused(
+    service: FakeService, make_monitor: MakeMonitor
+) -> None:
     ran: list[tuple[str, int | None]] = []
     monitor = make_monitor()
     monitor.on("scale_lr", lambda asked: ran.append((asked.id, asked.step)))

@@ -146,3 +146,14 @@ def test_an_unknown_pair_or_source_is_an_error(builder: StepBuilder) -> None:
         observe(builder, "policy", old_source="somewhere")
     with pytest.raises(TypeError, match="semantics"):
         observe(builder, "policy", semantics={"c": Semantics()})
+
+
+def test_a_device_that_fails_costs_its_values_and_not_the_step(builder: StepBuilder) -> None:
+    observe(builder, "policy")
+    builder.scalars.add({"loss": 1.0, "grad.norm": torch.zeros((), device="meta")})
+    frame = sealed(builder)
+    assert frame.scalars == {"loss": 1.0}
+    assert set(frame.pairs) == {"policy"}
+    assert [type(error) for error in builder.errors] == [NotImplementedError]
+    observe(builder, "policy")
+    assert set(sealed(builder).pairs) == {"policy"}

@@ -16,7 +16,11 @@ from foreshock.wire import Semantics
         ({}, {}, []),
         ({"temperature": 1.0}, {}, []),
         ({"temperature": 1.0}, {"temperature": 0.7}, ["temperature"]),
-        ({"engine": "a", "dtype": "bf16", "source": "decode"}, {"engine": "b", "dtype": "fp8", "source": "rescore"}, []),
+        (
+            {"engine": "a", "dtype": "bf16", "source": "decode"},
+            {"engine": "b", "dtype": "fp8", "source": "rescore"},
+            [],
+        ),
         ({"truncation": "none"}, {"truncation": "top_k=100"}, ["truncation"]),
         ({"truncation": "none"}, {"truncation": "top_k=-1, top_p=1.0"}, []),
         ({"truncation": "top_p=0.9,top_k=5"}, {"truncation": "TOP_K=5;top_p=0.9"}, []),

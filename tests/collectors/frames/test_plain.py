@@ -26,8 +26,8 @@ class Config:
 
 
 def test_hosts_objects_become_plain_values() -> None:
-    config = {"c": Config(), "n": argparse.Namespace(a=1), "t": (1, 2), "s": {3}, "np": np.float32(0.5), "i": np.int64(2),
-              "tensor": torch.zeros(3), "fn": len, 5: "five", "big": 1 << 70}  # fmt: skip
+    config = {"c": Config(), "n": argparse.Namespace(a=1), "t": (1, 2), "s": {3}, "np": np.float32(0.5),
+              "i": np.int64(2), "tensor": torch.zeros(3), "fn": len, 5: "five", "big": 1 << 70}  # fmt: skip
     assert plain(config) == {
         "c": {"lr": 1e-6, "path": "/x", "wandb_api_key": "[redacted]"}, "n": {"a": 1}, "t": [1, 2], "s": [3], "np": 0.5,
         "i": 2, "tensor": "<Tensor>", "fn": "<built-in function len>", "5": "five", "big": str(1 << 70),
@@ -47,7 +47,12 @@ def test_size_and_depth_are_bounded_even_for_a_cycle() -> None:
 
 
 _hosts = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=20) | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=20)
+    | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=4),
     max_leaves=20,
 )

@@ -35,7 +35,7 @@ def secure(service: FakeService, certificate: Path) -> Iterator[str]:
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     listening = service._server.socket
     service._server.socket = context.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
-    yield f"https://localhost:{service.port}"
+    return f"https://localhost:{service.port}"
 
 
 def ask(**settings: object) -> Answer:

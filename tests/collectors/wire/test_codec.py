@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -61,7 +62,9 @@ def test_an_envelope_survives_both_encodings_with_its_non_finite_numbers(kind: s
 
 def test_raw_items_make_the_same_bytes_as_the_envelope_itself() -> None:
     whole = envelope()
-    fields = {name: getattr(whole, name) for name in whole.__struct_fields__ if name not in ("protocol", "frames", "notices")}
+    fields = {
+        name: getattr(whole, name) for name in whole.__struct_fields__ if name not in ("protocol", "frames", "notices")
+    }
     raw = encode_raw_envelope(
         **fields,
         frames=[msgspec.Raw(msgspec.msgpack.encode(item)) for item in whole.frames],
@@ -183,10 +186,8 @@ def test_replies_survive_and_garbage_is_malformed(kind: str) -> None:
 @given(body=st.binary(max_size=300), kind=st.sampled_from([MSGPACK, JSON]), encoding=st.sampled_from(["", "zstd"]))
 @settings(max_examples=400)
 def test_any_bytes_are_an_envelope_or_a_wire_error(body: bytes, kind: str, encoding: str) -> None:
-    try:
+    with contextlib.suppress(WireError):
         assert isinstance(decode_envelope(body, kind, encoding), Envelope)
-    except WireError:
-        pass
 
 
 VALID = {kind: encode(envelope(), kind) for kind in (MSGPACK, JSON)}
@@ -215,13 +216,22 @@ def test_a_damaged_envelope_is_an_envelope_or_a_wire_error(data: st.DataObject, 
 
 
 _values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**64), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@given(field=st.sampled_from(Envelope.__struct_fields__), value=_values, item=st.sampled_from(["", "frames", "notices"]))
+@given(
+    field=st.sampled_from(Envelope.__struct_fields__), value=_values, item=st.sampled_from(["", "frames", "notices"])
+)
 @settings(max_examples=400)
 def test_any_value_in_any_field_is_an_envelope_or_a_wire_error(field: str, value: Any, item: str) -> None:
     tree = msgspec.msgpack.decode(encode(envelope()))
@@ -234,7 +244,5 @@ def test_any_value_in_any_field_is_an_envelope_or_a_wire_error(field: str, value
         body = msgspec.msgpack.encode(tree)
     except (OverflowError, ValueError):
         return
-    try:
+    with contextlib.suppress(WireError):
         decode_envelope(body)
-    except WireError:
-        pass
