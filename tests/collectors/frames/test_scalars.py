@@ -46,7 +46,8 @@ def test_a_mean_of_many_calls_is_their_mean(values: list[float]) -> None:
 
 def test_numbers_of_every_kind_are_taken() -> None:
     taken = folded({"a": 1, "b": True, "c": np.float32(2.5), "d": np.int64(3), "e": np.array(4.0),
-                    "f": torch.tensor([5.0]), "g": torch.tensor(6), "h": torch.tensor(7.0, requires_grad=True)})  # fmt: skip
+                    "f": torch.tensor([5.0]), "g": torch.tensor(6),
+                    "h": torch.tensor(7.0, requires_grad=True)})  # fmt: skip
     assert taken == {"a": 1.0, "b": 1.0, "c": 2.5, "d": 3.0, "e": 4.0, "f": 5.0, "g": 6.0, "h": 7.0}
     assert all(type(value) is float for value in taken.values())
 
