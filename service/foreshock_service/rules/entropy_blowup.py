@@ -44,7 +44,7 @@ class Config(BaselineConfig):
         1.8, gt=1, description="Smoothed rise, as a ratio, at which a rise that buys nothing warns."
     )
     negligible: float = Field(0.05, ge=0, description="Entropy (nats) below which no rise is ever found.")
-    reward_gain: float = Field(1.0, ge=0, description="Reward above its baseline, in sigmas, that excuses the rise.")
+    reward_gain: float = Field(1.0, ge=0, description="Reward above its baseline, in sigmas, that excuses a mild rise.")
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -82,9 +82,9 @@ class EntropyBlowup:
         if value < config.negligible or not (jumped or drifted(reading, config) or early(reading, config)):
             return after, QUIET
         bought = gain(state.reward, gained)
-        if bought >= config.reward_gain:
-            return after, QUIET
         serious = jumped or (reading.calibrated and reading.smooth >= math.log(config.large_ratio))
+        if bought >= config.reward_gain and not serious:
+            return after, QUIET
         return State(track, reward, True), _verdict(reading, bought, gained, serious)
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:

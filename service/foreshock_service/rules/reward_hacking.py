@@ -23,7 +23,7 @@ class Config(BaselineConfig):
     calibration_steps: int = Field(6, ge=3, le=64, description="Clean values before a baseline is trusted.")
     reward_gain: float = Field(2.0, gt=0, description="Sigmas that the rollout reward must be up.")
     validation_loss: float = Field(2.0, gt=0, description="Sigmas that the validation reward must be down.")
-    repetition_gain: float = Field(4.0, gt=0, description="Sigmas that the share of repetitive responses must be up.")
+    repetition_gain: float = Field(1.5, gt=0, description="Sigmas that the share of repetitive responses must be up.")
     repetition_rise: float = Field(0.2, gt=0, le=1, description="Rise of that share which must go with it.")
 
 

@@ -1,0 +1,58 @@
+"""length_runaway and truncation_surge: growth that nobody pays for, and answers cut by the limit."""
+
+from __future__ import annotations
+
+import random
+
+from foreshock_service.rules.interface import StepView
+from tests.service.rules.streams import healthy, opened, view
+
+
+def growing(factor: float, reward_slope: float, truncated: float = 0.0, start: int = 40) -> list[StepView]:
+    source, views = random.Random(2), []
+    for step in range(100):
+        late = max(0, step - start)
+        length = min(4000.0, 500 * factor**late) + source.gauss(0, 10)
+        cut = min(truncated, 0.1 * late)
+        reward = 0.5 + reward_slope * late + source.gauss(0, 0.02)
+        views.append(view(step, {"length.mean": length, "reward.mean": reward, "length.truncated": cut}))
+    return views
+
+
+def test_length_runaway_warns_at_growth_without_reward() -> None:
+    (incident,) = opened(growing(1.04, 0.0), "length_runaway")
+    assert incident.severity == "warning"
+    assert incident.opened is not None
+    assert 41 <= incident.opened <= 60
+
+
+def test_length_runaway_is_silent_about_growth_that_pays() -> None:
+    assert opened(growing(1.02, 0.006), "length_runaway") == []
+
+
+def test_length_runaway_is_critical_once_everything_is_cut() -> None:
+    assert opened(growing(1.06, 0.0, truncated=1.0), "length_runaway")[0].severity == "critical"
+
+
+def test_length_runaway_is_silent_on_a_calm_run() -> None:
+    assert opened(healthy(300), "length_runaway") == []
+
+
+def test_truncation_surge_warns_then_is_critical() -> None:
+    views = [view(i, {"length.truncated": 0.02 if i < 30 else min(1.0, 0.1 * (i - 29))}) for i in range(60)]
+    (incident,) = opened(views, "truncation_surge")
+    assert [f.transition for f in incident.findings if f.transition != "update"] == ["open", "escalate"]
+    assert incident.opened is not None
+    assert incident.opened <= 35
+
+
+def test_truncation_surge_finds_a_rise_too_slow_to_be_a_jump() -> None:
+    views = [view(i, {"length.truncated": 0.0 if i < 30 else min(1.0, 0.01 * (i - 29))}) for i in range(150)]
+    assert opened(views, "truncation_surge") != []
+
+
+def test_a_run_that_was_always_cut_has_that_as_its_baseline() -> None:
+    source = random.Random(0)
+    assert (
+        opened([view(i, {"length.truncated": source.choice((0.9, 1.0))}) for i in range(100)], "truncation_surge") == []
+    )

@@ -1,0 +1,71 @@
+"""stale_weights and stale_cache: what versions, checksums and flushes prove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foreshock_service.rules.interface import StepView
+from tests.service.rules.streams import healthy, opened, view
+
+
+def weights(side: str, **data: Any) -> dict[str, Any]:
+    return {"kind": "weights", "step": 1, "role": "driver", "rank": 0, "data": {"side": side, **data}}
+
+
+def step(i: int, *notices: dict[str, Any], **values: float) -> StepView:
+    return view(i, values, notices=notices)
+
+
+def test_the_same_checksum_on_both_sides_is_healthy() -> None:
+    views = [
+        step(i, weights("trainer", version=i, checksum=f"c{i}"), weights("engine", version=i, checksum=f"c{i}"))
+        for i in range(9)
+    ]
+    assert opened(views, "stale_weights") == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "engine", "severity"),
+    [
+        ({"version": 3, "checksum": "a"}, {"version": 3, "checksum": "b"}, "critical"),
+        ({"version": 3}, {"version": 3, "ok": False}, "critical"),
+        ({"changed_share": 1.0}, {"changed_share": 0.0}, "critical"),
+        ({"changed_share": 1.0}, {"changed_share": 0.6}, "warning"),
+    ],
+)
+def test_what_a_notice_proves(trainer: dict[str, Any], engine: dict[str, Any], severity: str) -> None:
+    (incident,) = opened([step(1, weights("trainer", **trainer), weights("engine", **engine))], "stale_weights")
+    assert (incident.severity, incident.first.edge) == (severity, "engine")
+
+
+def test_checksums_of_different_versions_are_not_compared() -> None:
+    views = [step(1, weights("trainer", version=4, checksum="a"), weights("engine", version=3, checksum="b"))]
+    assert opened(views, "stale_weights") == []
+
+
+def test_staleness_above_the_runs_own_warns_and_asynchronous_staleness_is_normal() -> None:
+    calm = [step(i, **{"staleness.max": float(2 + i % 3)}) for i in range(60)]
+    assert opened(calm, "stale_weights") == []
+    (incident,) = opened([*calm, step(60, **{"staleness.max": 11.0})], "stale_weights")
+    assert (incident.opened, incident.severity) == (60, "warning")
+
+
+def test_a_push_without_a_flush_warns_once_a_flush_was_seen() -> None:
+    flush = {"kind": "flush", "data": {"engine": "x"}}
+    good = [step(i, weights("engine", version=i), flush, **{"mismatch.kl_k3": 1e-4}) for i in range(20)]
+    assert opened(good, "stale_cache") == []
+    bad = [step(20 + i, weights("engine", version=20 + i), **{"mismatch.kl_k3": 1e-4}) for i in range(3)]
+    assert opened(good + bad, "stale_cache")[0].severity == "warning"
+    ill = [step(20 + i, weights("engine", version=20 + i), **{"mismatch.kl_k3": 0.4}) for i in range(3)]
+    assert opened(good + ill, "stale_cache")[0].severity == "critical"
+
+
+def test_a_host_that_tells_of_no_flush_is_not_accused() -> None:
+    assert opened([step(i, weights("engine", version=i)) for i in range(9)], "stale_cache") == []
+
+
+def test_runs_without_notices_are_unknown() -> None:
+    assert opened(healthy(30), "stale_weights") == []
+    assert opened(healthy(30), "stale_cache") == []
