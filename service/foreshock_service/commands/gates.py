@@ -29,6 +29,13 @@ def spent(session: Session, run_id: int) -> Counter[str]:
     return Counter(action["kind"] for actions in rows for action in actions)
 
 
+def budget_of(run: Run, limits: Limits) -> tuple[int, Mapping[str, int]]:
+    """Commands in all and per kind: the service's limits, with what an operator set for this run (`PATCH` budget)."""
+    said = run.budget or {}
+    whole = said.get("limit")
+    return limits.budget_per_run if whole is None else int(whole), {**limits.budget_per_kind, **said.get("kinds", {})}
+
+
 def check(session: Session, run: Run, row: CommandRow, step: int, *, limits: Limits = DEFAULTS) -> None:
     """Raises Busy while another command is in flight, Refused (with the numbers) for what policy may not approve."""
     kinds = [action["kind"] for action in row.actions]
@@ -40,10 +47,11 @@ def check(session: Session, run: Run, row: CommandRow, step: int, *, limits: Lim
         raise Busy(f"{other.kind} {other.id} is in flight ({other.state})")
     used = spent(session, run.id)
     total = sum(n for kind, n in used.items() if kind not in HOUSEKEEPING)
-    if total >= limits.budget_per_run and not HOUSEKEEPING.issuperset(kinds):
-        raise Refused(f"the run's budget of {limits.budget_per_run} commands is spent", spent=dict(used))
+    whole, by_kind = budget_of(run, limits)
+    if total >= whole and not HOUSEKEEPING.issuperset(kinds):
+        raise Refused(f"the run's budget of {whole} commands is spent", spent=dict(used))
     for kind in kinds:
-        allowed = limits.budget_per_kind.get(kind, limits.budget_per_run)
+        allowed = by_kind.get(kind, whole)
         if used[kind] >= allowed:
             raise Refused(f"the budget of {allowed} x {kind} is spent", spent=dict(used))
     _check_cooldown(session, row, step, limits)

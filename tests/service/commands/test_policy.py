@@ -169,8 +169,8 @@ def test_undecided_asks_for_another_scoring_or_for_nothing(
 ) -> None:
     run = Simulation(store, capabilities=announced)
     run.steps(3)
-    run.step(opens("onpolicy_disagreement", "undecided"), policy__kl_k2=0.02, mismatch__kl_k2=0.5,
-             mismatch__kl_k3=0.5, mismatch_current__kl_k2=0.5, mismatch_current__kl_k3=0.5)  # fmt: skip
+    run.step(opens("onpolicy_disagreement", "undecided"), policy__kl_k2=0.02, mismatch__kl_k2=0.1,
+             mismatch__kl_k3=0.1, mismatch_current__kl_k2=0.1, mismatch_current__kl_k3=0.1)  # fmt: skip
     assert [kind for kind, _ in run.commands()] == asked
 
 
