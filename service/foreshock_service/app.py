@@ -146,7 +146,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     workers: list[Worker] = [
         writer,
         evaluator,
-        DeliveryWorker(store, channels),
+        DeliveryWorker(store, channels, digest_over=settings.digest_over),
         Upkeep(store, settings.frames_retention_days),
     ]
     channel = Channel(store, hub) if store.dialect == "postgresql" else None
@@ -161,7 +161,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         waiters=Slots(settings.max_waiters, "long-polls and event streams"),
         replays=Slots(settings.replay_slots, "replays"),
         limits=limits,
-        pack=pack_file.current,
+        pack_file=pack_file,
         announce=alerts,
         hub=hub,
         writer=writer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from foreshock_service.store.models import Run
 from foreshock_service.workers.rooms import Rooms as EvaluatorRooms
 
 Alerts = Callable[[Session, Run, Sequence[IncidentChange], Sequence[CommandChange], float], object]
+log = logging.getLogger(__name__)
 MAX_ENGINES = 256
 
 
@@ -32,11 +34,18 @@ class Engines:
     def __init__(self, file: PackFile) -> None:
         self._file = file
         self._lock = threading.Lock()
+        self._told: str | None = None
         self._made: dict[tuple[str, str], RuleEngine] = {}
 
     def __call__(self, overrides: Mapping[str, Any]) -> tuple[RuleEngine, str]:
         with self._lock:
             pack = self._file.current()
+            if self._file.error != self._told:
+                self._told = self._file.error
+                if self._told is None:
+                    log.info("the rule pack is good again and in use")
+                else:
+                    log.warning("the rule pack is not taken, the last good one stays: %s", self._told)
             key = (pack.hash, json.dumps(overrides, sort_keys=True, default=str))
             if key not in self._made:
                 if len(self._made) >= MAX_ENGINES:

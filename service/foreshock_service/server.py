@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
@@ -58,8 +60,6 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
     )
     try:
         server.run(sockets=[door])
-    except KeyboardInterrupt:
-        return 0
     finally:
         door.close()
     return 0 if server.started else 3
@@ -71,6 +71,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._say = started
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own keeps the signal and raises it again after a graceful stop, whose status would then not be 0.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -18,7 +18,7 @@ from foreshock_service.api.paging import Cursor, Limit, newest_first, split
 from foreshock_service.api.principal import Principal
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import ID_PATTERN, InRooms, Name, Project, Rooms, find_run
-from foreshock_service.commands import protocol
+from foreshock_service.commands import protocol, requests
 from foreshock_service.errors import NotFound, Unprocessable
 from foreshock_service.store.models import CommandRow, Run
 
@@ -124,27 +124,33 @@ def list_commands(
 
 @router.post("/runs/{project}/{name}/commands", status_code=201, responses=documented(404, 409, 410))
 def propose_command(rooms: InRooms, caller: Operator, project: Project, name: Name, asked: CommandAsked) -> CommandBody:
-    """Proposes a command; the run must have announced every kind in it."""
+    """Proposes a command; the run must have announced every kind in it.
+
+    A `rollback` without a checkpoint goes to the newest healthy one. Correction is refused over stale weights.
+    """
     if any(len(str(a.arguments)) > MAX_ARGUMENT_BYTES for a in asked.actions):
         raise Unprocessable(f"Arguments of one action are larger than {MAX_ARGUMENT_BYTES} bytes.")
     actions = [Action(kind=a.kind, arguments=finite(a.arguments)) for a in asked.actions]
     now = time.time()
     with rooms.store.write() as session:
         run = find_run(session, project, name)
+        ready, detail = requests.prepared(session, run, actions, limits=rooms.limits)
         change = protocol.propose(
             session,
             run,
-            actions,
+            ready,
             now,
             reason=asked.reason,
             requested_by=caller.name,
             issued_step=run.last_step,
             at_step=asked.at_step,
+            detail=detail,
             limits=rooms.limits,
         )
         assert change is not None  # only policy's evidence can have led to it before
         changes = [change]
         if asked.approve:
+            # In the same transaction: a proposal whose approval is refused is not left behind.
             changes.append(protocol.approve(session, change.command.id, caller.name, now, limits=rooms.limits))
         return _settled(rooms, session, run, changes, now)
 

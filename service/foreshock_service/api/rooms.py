@@ -22,7 +22,7 @@ from foreshock_service.errors import NotFound
 from foreshock_service.incidents.book import IncidentChange
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.writer import GroupWriter
-from foreshock_service.rules.pack import Pack
+from foreshock_service.rules.pack import Pack, PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Run
@@ -50,8 +50,7 @@ class Rooms:
     waiters: Slots
     replays: Slots
     limits: Limits
-    pack: Callable[[], Pack]
-    """The rule pack in use now."""
+    pack_file: PackFile
     announce: Announce
     """Puts alerts for changes into the outbox, in the caller's transaction."""
     hub: Hub
@@ -65,6 +64,10 @@ class Rooms:
     def ready(self) -> bool:
         """False while the service stops, or when a worker's thread is dead."""
         return not self.stopping and all(self.supervisor.alive().values())
+
+    def pack(self) -> Pack:
+        """The rule pack in use now."""
+        return self.pack_file.current()
 
     def after_commit(self, session: Session, run_id: int) -> None:
         """Wakes whoever waits for news of the run, once the session's transaction is durable."""

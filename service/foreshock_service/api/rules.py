@@ -46,6 +46,7 @@ class RulesAnswer(Body):
     """The rule pack in use."""
 
     pack_hash: str
+    error: str | None = Field(description="Why the pack file as it is now is not in use; null while it is.")
     rules: list[RuleBody]
 
 
@@ -103,7 +104,9 @@ class ReplayAnswer(Body):
 def list_rules(rooms: InRooms, _: Reader) -> RulesAnswer:
     """Every rule that ships, with the configuration in use."""
     pack = rooms.pack()
-    return RulesAnswer(pack_hash=pack.hash, rules=[_rule(rule, pack) for rule in all_rules()])
+    return RulesAnswer(
+        pack_hash=pack.hash, error=rooms.pack_file.error, rules=[_rule(rule, pack) for rule in all_rules()]
+    )
 
 
 def _rule(rule: Any, pack: Pack) -> RuleBody:

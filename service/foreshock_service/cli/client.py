@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+PIPE_WIDTH = 240
 DEFAULT_URL = "http://127.0.0.1:8720"
 
 
@@ -59,11 +61,12 @@ def show(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool, 
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        table.add_column(column.replace("_", " "), overflow="fold", no_wrap=column == "id")
     for row in rows:
         # Text, not a string: markup inside a run's or a person's words stays words.
         table.add_row(*(Text("–" if row.get(c) is None else str(row[c])) for c in columns))
-    Console().print(table)
+    # Into a pipe lines are left whole: they are for grep, not for eyes.
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def show_one(body: dict[str, Any], as_json: bool, fields: Sequence[str]) -> None:

@@ -6,6 +6,11 @@ import threading
 import time
 from typing import Any
 
+from sqlalchemy import select
+
+from foreshock_service.commands import gates
+from foreshock_service.store.models import Run
+
 CLIENT = "c" * 32
 HEALTH = "/v1/runs/math/q/health"
 
@@ -107,7 +112,7 @@ def test_rejecting_and_cancelling_end_a_command(house) -> None:
 
 def test_what_the_run_did_not_announce_cannot_be_asked(house) -> None:
     house.started()
-    body = {"actions": [{"kind": "rollback"}]}
+    body = {"actions": [{"kind": "pause"}]}
     answer = house.near.post("/v1/runs/math/q/commands", json=body)
     assert answer.status_code == 409
     assert "did not announce" in answer.json()["detail"]
@@ -189,3 +194,16 @@ def test_waiting_holds_no_database_connection(make_house) -> None:
     for thread, found in threads:
         thread.join(20)
         assert found[0][0].status_code == 200
+
+
+def test_an_operators_budget_binds_policy(house) -> None:
+    house.started()
+    house.near.patch("/v1/runs/math/q", json={"budget": {"limit": 1, "kinds": {"rollback": 0}}})
+    with house.rooms.store.read() as session:
+        run = session.scalars(select(Run)).one()
+        assert gates.budget_of(run, house.rooms.limits)[0] == 1
+        assert gates.budget_of(run, house.rooms.limits)[1]["rollback"] == 0
+    house.near.patch("/v1/runs/math/q", json={"budget": None})
+    with house.rooms.store.read() as session:
+        run = session.scalars(select(Run)).one()
+        assert gates.budget_of(run, house.rooms.limits)[0] == house.rooms.settings.budget_per_run
