@@ -117,8 +117,7 @@ def fold_log(
     if not -math.inf < value < math.inf:
         return track, None
     x = math.log(value if value > floor else floor)
-    track, reading = _fold(track, x, seen, config, survives, learn)
-    return track, Reading(value, *reading[:4], math.exp(reading[4]), *reading[5:])
+    return _fold(track, x, value, seen, config, survives, learn, 0.0)
 
 
 def fold_linear(
@@ -134,8 +133,7 @@ def fold_linear(
     """Folds a value as it is; sign −1 watches for falls. None for a value that is not finite."""
     if not -math.inf < value < math.inf:
         return track, None
-    track, reading = _fold(track, sign * value, seen, config, survives, learn)
-    return track, Reading(value, *reading[:4], sign * reading[4], *reading[5:])
+    return _fold(track, sign * value, value, seen, config, survives, learn, sign)
 
 
 class WarmUp(msgspec.Struct, frozen=True, array_like=True):
@@ -205,8 +203,16 @@ def band_linear(track: Track, config: BaselineConfig, sign: float = 1.0) -> tupl
 
 
 def _fold(
-    track: Track, x: float, seen: StepView, config: BaselineConfig, survives: bool, learn: bool
-) -> tuple[Track, tuple[float, float, float, float, float, bool, int | None, bool]]:
+    track: Track,
+    x: float,
+    value: float,
+    seen: StepView,
+    config: BaselineConfig,
+    survives: bool,
+    learn: bool,
+    sign: float,
+) -> tuple[Track, Reading]:
+    """x is the transformed value; a sign of 0 says that it is ln(value). Written flat: rules spend their time here."""
     recent, learned, centre, spread, prior = track.recent, track.learned, track.centre, track.spread, track.prior
     drift, smooth, onset, rejected = track.drift, track.smooth, track.onset, track.rejected
     attempt, segment, step = seen.attempt, seen.segment, seen.step
@@ -240,7 +246,9 @@ def _fold(
             if onset is None:
                 onset = step
             drift = min(drift, 2.0 * config.drift_limit)
-    reading = (excess, z, drift, smooth, centre if spread > 0.0 else x, trusted or prior, onset, known)
+    shown = x if spread <= 0.0 else centre
+    shown = sign * shown if sign else math.exp(shown)
+    reading = Reading(value, excess, z, drift, smooth, shown, trusted or prior, onset, known)
 
     off = z >= GATE or (not trusted and known and z >= EARLY_Z and excess >= math.log(config.large_ratio))
     rejected = rejected + 1 if off and known and learn else 0

@@ -24,6 +24,7 @@ from foreshock_service.rules.baseline import (
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
 
 SIGNAL, TRUNCATED, REWARD = "length.mean", "length.truncated", "reward.mean"
+CUT_RATE = 1 / 8
 
 
 class Config(BaselineConfig):
@@ -42,11 +43,12 @@ class Config(BaselineConfig):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """Baselines of length (log), reward and truncated share (linear)."""
+    """Baselines of length (log) and reward (linear), and the share that is usually cut."""
 
     track: Track = FRESH
     reward: Track = FRESH
-    truncated: Track = FRESH
+    usually_cut: float = -1.0
+    """Slow mean of the truncated share; below 0 before the first."""
     full: int = 0
     """Consecutive steps at which nearly every response was cut."""
     ill: bool = False
@@ -70,26 +72,22 @@ class LengthRunaway:
             return state, UNKNOWN
         learn = not state.ill
         track, reading = fold_log(state.track, value, seen, config, floor=1.0, survives=False, learn=learn)
-        reward, gained, truncated, cut = state.reward, None, state.truncated, None
+        reward, gained = state.reward, None
         if REWARD in values:
             reward, gained = fold_linear(reward, values[REWARD], seen, config, learn=learn)
-        if TRUNCATED in values:
-            truncated, cut = fold_linear(truncated, values[TRUNCATED], seen, config, learn=learn)
-        cut_now = cut is not None and cut.value >= config.critical_truncated
-        cut_before = cut is not None and cut.centre > config.critical_truncated / 2
-        steps = state.full + 1 if cut_now and not cut_before else 0
-        after = State(track, reward, truncated, steps)
+        cut, usual = values.get(TRUNCATED), state.usually_cut
+        steps = state.full + 1 if cut is not None and cut >= config.critical_truncated else 0
+        if cut is not None and 0 <= cut <= 1 and learn and not steps:
+            usual = cut if usual < 0 else usual + CUT_RATE * (cut - usual)
+        after = State(track, reward, usual, steps)
         if reading is None:
             return after, UNKNOWN
         if value < config.negligible or not drifted(reading, config):
             return after, QUIET
-        bought = gain(state.reward, gained)
-        full = (
-            cut is not None and cut.value >= config.critical_truncated and cut.centre <= config.critical_truncated / 2
-        )
-        if bought >= config.reward_gain and not full:
+        full = steps >= config.critical_steps and 0 <= usual <= config.critical_truncated / 2
+        if gain(state.reward, gained) >= config.reward_gain and not full:
             return after, QUIET
-        return State(track, reward, truncated, steps, True), _verdict(reading, cut, full)
+        return State(track, reward, usual, steps, True), _verdict(reading, cut, usual, full)
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
         """The learned range, in tokens."""
@@ -97,14 +95,13 @@ class LengthRunaway:
         return {SIGNAL: band} if band else {}
 
 
-def _verdict(reading: Reading, cut: Reading | None, full: bool) -> Verdict:
+def _verdict(reading: Reading, cut: float | None, usual: float, full: bool) -> Verdict:
     message = f"Responses average {reading.value:.0f} tokens, {reading.ratio:.2g} times their {reading.centre:.0f}."
     sentence = f"{reading.z:.1f} sigma above its range."
     evidence = [Evidence(signal=SIGNAL, value=reading.value, expected=reading.centre, sentence=sentence)]
     if cut is not None:
-        evidence.append(
-            Evidence(signal=TRUNCATED, value=cut.value, expected=cut.centre, sentence="Share cut by the limit.")
-        )
+        expected = usual if usual >= 0 else None
+        evidence.append(Evidence(signal=TRUNCATED, value=cut, expected=expected, sentence="Share cut by the limit."))
     return Verdict(
         firing=True,
         severity="critical" if full else "warning",

@@ -56,7 +56,7 @@ class StaleCache:
                 unflushed, told = unflushed + 1, True
         caching = flushes or bool(seen.settings.get("prefix_cache"))
         track, reading = state.track, None
-        if MISMATCH in seen.values:
+        if caching and MISMATCH in seen.values:
             track, reading = fold_log(track, seen.values[MISMATCH], seen, config, floor=LOG_FLOOR)
         after = State(track, flushes, unflushed)
         if not caching or unflushed < config.unflushed:

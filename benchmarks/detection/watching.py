@@ -1,0 +1,51 @@
+"""What the rules say about a recorded run: its incidents, as `foreshock` would have opened them live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from foreshock_service.rules.engine import RuleEngine
+from foreshock_service.rules.interface import StepView
+from foreshock_service.rules.pack import default_pack
+
+
+@dataclass
+class Incident:
+    """One incident of one run. `critical` is the step at which it became so, None if it never did."""
+
+    rule: str
+    opened: int
+    critical: int | None = None
+    closed: int | None = None
+    edge: str | None = None
+
+
+def incidents(rows: Iterable[tuple[int, Mapping[str, float]]], engine: RuleEngine | None = None) -> list[Incident]:
+    """Folds (step, values) rows through a pack (the shipped one by default). A rule that fails is an error here.
+
+    A step that goes backwards begins a new attempt, as a restart in one log does.
+    """
+    engine = engine or RuleEngine(default_pack())
+    state, found, open_now = engine.initial(), list[Incident](), dict[str, Incident]()
+    attempt, last = 1, -1
+    for step, values in rows:
+        if step <= last:
+            attempt += 1
+        last = step
+        state, outcome = engine.evaluate(
+            state, StepView(run="bench/run", attempt=attempt, step=step, values=values), 0.0
+        )
+        if outcome.errors:
+            raise RuntimeError(f"step {step}: {outcome.errors}")
+        for finding in outcome.findings:
+            if finding.transition == "open":
+                open_now[finding.rule] = Incident(finding.rule, step)
+                found.append(open_now[finding.rule])
+            incident = open_now[finding.rule]
+            incident.edge = finding.edge or incident.edge
+            if finding.severity == "critical" and incident.critical is None and finding.transition != "close":
+                incident.critical = step
+            if finding.transition == "close":
+                incident.closed = step
+    return found
