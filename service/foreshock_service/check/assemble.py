@@ -1,0 +1,102 @@
+"""Rows of a log become steps: partial rows of one step are joined, missing numbers counted, restarts seen.
+
+A step that comes again after later ones, with series that it already had, is a restart: a new attempt begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from foreshock_service.check.aliases import is_training
+from foreshock_service.check.readers.base import Notes, Row
+
+WINDOW = 3
+"""Steps kept open for rows that come late: evaluations are logged after the step that follows them began."""
+
+
+class RawStep(msgspec.Struct, frozen=True):
+    """All that was logged of one step, under the framework's names."""
+
+    attempt: int
+    step: int
+    values: dict[str, float]
+
+
+class Assembler:
+    """One log. Memory: the open steps."""
+
+    def __init__(self, notes: Notes, interval: int = 1) -> None:
+        self._notes = notes
+        self._interval = interval
+        self._open: dict[int, dict[str, float]] = {}
+        self._attempt = 1
+        self._numbered: bool | None = None
+        self._counted = 0
+        self._carried: dict[str, float] = {}
+
+    def feed(self, row: Row) -> Iterator[RawStep]:
+        """The steps that a row completes."""
+        if row.step is not None and self._numbered is None:
+            self._numbered = True
+        if row.step is None:
+            yield from self._unnumbered(row)
+            return
+        yield from self._place(row.step, row.values)
+
+    def flush(self) -> Iterator[RawStep]:
+        """What is still open, at the end of the log."""
+        if self._carried and self._open:
+            newest = max(self._open)
+            self._open[newest] = {**self._carried, **self._open[newest]}
+            self._carried = {}
+        yield from self._complete(0)
+
+    def _unnumbered(self, row: Row) -> Iterator[RawStep]:
+        if self._numbered:
+            # An evaluation, or slime's rollout line: it belongs to the step that comes.
+            self._carried.update(row.values)
+            return
+        if not is_training(row.values):
+            if self._open:
+                newest = self._open[max(self._open)]
+                for name, value in row.values.items():
+                    newest.setdefault(name, value)
+            return
+        if self._numbered is None:
+            self._numbered = False
+            self._notes.add(f"No step numbers: step = line × {self._interval}.")
+        self._counted += self._interval
+        yield from self._place(self._counted, row.values)
+
+    def _place(self, step: int, values: dict[str, float]) -> Iterator[RawStep]:
+        here = self._open.get(step)
+        newest = max(self._open, default=-1)
+        if here is not None and (step == newest or not here.keys() & values.keys()):
+            _join(here, values)
+            return
+        if self._open and step <= newest:
+            latest = self._open[newest]
+            if not is_training(values) or not latest.keys() & values.keys():
+                self._notes.add("Rows that came after later steps, without series of those, were left out.")
+                return
+            yield from self._complete(0)
+            self._attempt += 1
+            self._notes.add(f"Step numbers go back (to {step}): a restart or another run; a new attempt begins there.")
+        self._open[step] = {**self._carried, **values}
+        self._carried = {}
+        yield from self._complete(WINDOW)
+
+    def _complete(self, keep: int) -> Iterator[RawStep]:
+        while len(self._open) > keep:
+            step = min(self._open)
+            yield RawStep(self._attempt, step, self._open.pop(step))
+
+
+def _join(here: dict[str, float], values: dict[str, float]) -> None:
+    """The last value counts, but one that is not finite stays: it happened."""
+    for name, value in values.items():
+        if name not in here or math.isfinite(here[name]):
+            here[name] = value

@@ -1,0 +1,148 @@
+"""Bytes of a log: plain or gzip, whole or growing; and text lines made of them in bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from foreshock_service.check.readers.base import Notes, Unreadable
+
+CHUNK: Final = 1 << 16
+MAX_LINE: Final = 1 << 22
+"""Characters; a longer line is skipped with a note, so that a file without line ends cannot fill the memory."""
+POLL_S: Final = 0.2
+_LINE_END: Final = re.compile(r"\r\n|\n|\r")
+_ANSI: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class Growing(io.RawIOBase):
+    """A file that is still being written: at its end it waits for more, until nothing came for `idle_s` (0: for ever).
+
+    A file that shrank was begun anew and is read from its start, as `tail -F` does.
+    """
+
+    def __init__(self, path: Path, idle_s: float) -> None:
+        self._file = path.open("rb")
+        self._path, self._idle_s = path, idle_s
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """At least one byte, or 0 once it was idle for too long."""
+        waited_since = time.monotonic()
+        while True:
+            count = self._file.readinto(buffer)  # type: ignore[arg-type]
+            if count:
+                return count
+            if self._idle_s and time.monotonic() - waited_since >= self._idle_s:
+                return 0
+            time.sleep(POLL_S)
+            try:
+                if self._path.stat().st_size < self._file.tell():
+                    self._file.seek(0)
+            except OSError:
+                return 0
+
+    def close(self) -> None:
+        """Closes the file beneath."""
+        self._file.close()
+        super().close()
+
+
+class Guarded(io.RawIOBase):
+    """A compressed stream that ends where it is damaged, with a note."""
+
+    def __init__(self, inner: BinaryIO, notes: Notes) -> None:
+        self._inner, self._notes = inner, notes
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """0 at the end, and where the data stops making sense."""
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        try:
+            data = self._inner.read(len(view))
+        except (EOFError, OSError, zlib.error):
+            self._notes.add("The compressed file is cut or damaged; what came before was read.")
+            return 0
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Closes the file beneath."""
+        self._inner.close()
+        super().close()
+
+
+def opened(path: Path, notes: Notes, *, follow_idle_s: float | None = None) -> BinaryIO:
+    """The bytes of a file. `follow_idle_s` not None: a growing one. Raises Unreadable."""
+    try:
+        if follow_idle_s is not None:
+            return io.BufferedReader(Growing(path, follow_idle_s), CHUNK)
+        file = path.open("rb")
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            return io.BufferedReader(Guarded(cast(BinaryIO, gzip.GzipFile(fileobj=file)), notes), CHUNK)
+        return file
+    except OSError as error:
+        raise Unreadable(f"cannot be opened: {error.strerror or error}") from error
+
+
+def encoding_of(head: bytes) -> str:
+    """By the byte-order mark; UTF-8 without one."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8-sig"
+
+
+def chunks(stream: BinaryIO) -> Iterator[str]:
+    """Decoded text as it comes; bytes that are no text become U+FFFD."""
+    read1 = getattr(stream, "read1", stream.read)
+    decoder = None
+    while True:
+        try:
+            data = read1(CHUNK)
+        except OSError as error:
+            raise Unreadable(f"reading failed: {error.strerror or error}") from error
+        if decoder is None:
+            decoder = codecs.getincrementaldecoder(encoding_of(data))("replace")
+        text = decoder.decode(data, final=not data)
+        if text:
+            yield text
+        if not data:
+            return
+
+
+def lines(stream: BinaryIO, notes: Notes) -> Iterator[str]:
+    """Text lines without their ends, colours and NULs. A carriage return ends a line: progress bars use it."""
+    pending, skipping = "", False
+    for text in chunks(stream):
+        *whole, pending = _LINE_END.split(pending + text)
+        for line in whole:
+            if skipping:
+                skipping = False
+                continue
+            yield plain(line)
+        if len(pending) > MAX_LINE:
+            if not skipping:
+                notes.add(f"A line longer than {MAX_LINE} characters was skipped.")
+            pending, skipping = "", True
+    if pending and not skipping:
+        yield plain(pending)
+
+
+def plain(line: str) -> str:
+    """Without ANSI sequences and NULs."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+    return line.replace("\x00", "") if "\x00" in line else line
