@@ -16,7 +16,7 @@ from foreshock_service.commands.limits import DEFAULTS, Limits
 from foreshock_service.commands.routes import Facts, Trial
 from foreshock_service.diagnosis.edges import locate
 from foreshock_service.diagnosis.signature import Diagnosis, diagnose
-from foreshock_service.diagnosis.window import Bands, PastStep, recent_steps
+from foreshock_service.diagnosis.window import Bands, PastStep, bands_at, recent_steps
 from foreshock_service.incidents import book
 from foreshock_service.rules.interface import Edge, StepView
 from foreshock_service.store.models import Checkpoint, CommandRow, Incident, Run
@@ -41,9 +41,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     active: Sequence[Incident] = ()
 
 
-def look(session: Session, run: Run, seen: StepView, bands: Bands) -> Look:
-    """Reads the surroundings. The past is read only while something is open: a quiet step costs one query."""
+def look(session: Session, run: Run, seen: StepView) -> Look:
+    """Reads the surroundings; past and baselines only while something is open: a quiet step costs one query."""
     active = book.incidents(session, run.id, book.ACTIVE)
+    bands = bands_at(session, run.id, seen.attempt, seen.step) if active else {}
     past = recent_steps(session, run.id, seen.attempt, upto=seen.step, steps=PAST_STEPS) if active else []
     return Look(seen=seen, bands=bands, past=past, active=active)
 

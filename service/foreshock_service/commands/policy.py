@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.wire.commands import Action
+from foreshock.wire.commands import TERMINAL_STATES, Action
 from foreshock_service.commands import checkpoints, facts, gates, protocol, verdicts
 from foreshock_service.commands.facts import Look
 from foreshock_service.commands.limits import DEFAULTS, Limits
@@ -51,24 +51,29 @@ def consider(
     """Everything about commands that one evaluated step brings, in the evaluation's transaction.
 
     Loses and cancels what earlier attempts left, keeps the checkpoints' books, judges carried-out commands, and (where
-    `may_command`) proposes, and in `auto` approves. Ticks change nothing. A quiet step costs six small queries.
+    `may_command`) proposes, and in `auto` approves. Ticks change nothing. A quiet step costs four small queries.
     """
     if not isinstance(seen, StepView):
         return []
-    done = protocol.lose_accepted(session, run.id, run.attempt, now, _completed(seen))
+    done: list[CommandChange] = []
+    unsettled = _unsettled(session, run)
+    if unsettled:
+        done += protocol.lose_accepted(session, run.id, run.attempt, now, _completed(seen))
     _keep_checkpoints(session, run, seen, changes, limits)
-    bands = bands_at(session, run.id, seen.attempt, seen.step)
-    done += verdicts.judge(session, run, seen, bands, now, limits=limits)
+    if unsettled:
+        bands = bands_at(session, run.id, seen.attempt, seen.step)
+        done += verdicts.judge(session, run, seen, bands, now, limits=limits)
     if not may_command or seen.attempt != run.attempt or run.status in ("finished", "crashed"):
         return done
-    at = facts.look(session, run, seen, bands)
-    done += _withdraw(session, run, {i.id for i in at.active}, now)
+    at = facts.look(session, run, seen)
+    if unsettled:
+        done += _withdraw(session, run, {i.id for i in at.active}, now)
     for incident in sorted(at.active, key=lambda i: upstream_first(i.rule)):
         change = _propose_next(session, run, at, incident, now, limits)
         if change is not None:
             done.append(change)
     done += _ask_first_checkpoint(session, run, at, now, limits)
-    if mode(run) == "auto":
+    if (unsettled or done) and mode(run) == "auto":
         done += _approve_waiting(session, run, seen, now, limits)
     return done
 
@@ -76,6 +81,15 @@ def consider(
 def mode(run: Run) -> str:
     """The run's mode; `observe` until anyone says otherwise."""
     return run.mode or "observe"
+
+
+def _unsettled(session: Session, run: Run) -> bool:
+    """True where a command of the run is not over, or is done and not judged."""
+    query = select(CommandRow.id).where(
+        CommandRow.run_id == run.id,
+        CommandRow.state.not_in(TERMINAL_STATES) | ((CommandRow.state == "done") & CommandRow.verdict.is_(None)),
+    )
+    return session.execute(query.limit(1)).first() is not None
 
 
 def _keep_checkpoints(
