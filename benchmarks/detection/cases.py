@@ -2,7 +2,7 @@
 
     python -m benchmarks.detection.cases [--json] [--markdown] [--runs] [--rules PACK]
 
-The runs are public logs without licence and no part of this repository; FORESHOCK_CASES names the folder that holds them
+The runs are public logs without licence and no part of this repository; FORESHOCK_CASES names the folder with them
 (default `../shared/cases`): `index.json` and one JSON-lines file a run. Labels are one reader's.
 """
 

@@ -1,4 +1,4 @@
-"""JSON, one object a line: a metrics.jsonl, verl's file logger, exports of W&B and trackio, dumps of slime and NeMo-RL."""
+"""JSON, one object a line: a metrics.jsonl, verl's file logger, exports of W&B and trackio, dumps of slime, NeMo-RL."""
 
 from __future__ import annotations
 
