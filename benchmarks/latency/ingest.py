@@ -86,7 +86,8 @@ def measure(kind: str, seconds: float, clients: int, frames: int) -> None:
     print(
         f"{kind:10s} {counts.frames / took:8.0f} frames/s  {counts.envelopes / took:6.0f} envelopes/s"
         f"  {counts.envelopes / counts.groups:4.1f} envelopes a commit  {size} bytes a frame"
-        f"  submit to durable: p50 {1000 * waits[len(waits) // 2]:.1f} ms, p99 {1000 * waits[len(waits) * 99 // 100]:.1f} ms"
+        f"  submit to durable: p50 {1000 * waits[len(waits) // 2]:.1f} ms,"
+        f" p99 {1000 * waits[len(waits) * 99 // 100]:.1f} ms"
     )
 
 
