@@ -106,9 +106,7 @@ class Settings(BaseSettings):
     # Alerts
     webhook_url: SecretStr | None = _setting(None, "", "Where alerts are posted as JSON; empty: nowhere.")
     webhook_secret: SecretStr | None = _setting(None, "", "Key of the HMAC-SHA256 signature of those posts.")
-    slack_webhook_url: SecretStr | None = _setting(
-        None, "", "A Slack incoming webhook for alerts; the URL is secret."
-    )
+    slack_webhook_url: SecretStr | None = _setting(None, "", "A Slack incoming webhook for alerts; the URL is secret.")
 
     # Limits
     max_body_bytes: int = _setting(8 * MIB, "bytes", "Largest request body, as received.", ge=1024, le=1024 * MIB)
