@@ -17,7 +17,7 @@ from foreshock_service.ingest.identities import RunInGroup, set_mode
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import Client, Notice
 
-ENDED_WELL = frozenset({"completed", "finished", "done", "ok"})
+ENDED_WELL = frozenset({"completed", "finished", "done", "ok", "stopped"})
 
 
 def apply_notice(
