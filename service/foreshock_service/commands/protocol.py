@@ -7,109 +7,50 @@ Each change is `UPDATE … WHERE id = … AND state = <the state that was read>`
 is told. What makes a command unique across replicas is `evidence_key`; what keeps one in flight is the run's row, held
 from the check to the approval. Sessions belong to the caller, who commits; whatever raises here must be rolled back.
 
-CommandError
-├── NotFound        no such command
-├── WrongState      the state machine has no such step from where the command is
-│   ├── Busy        another command of the run is in flight
-│   └── Expired     too late: its time has passed
-├── WrongAttempt    asked of another attempt than the one that answers
-├── Forbidden       not the controller; the run only observes; not announced by the host
-└── Refused         a gate: budget, cool-down, correction over stale weights
+Errors are in `ledger.py` and are raised from here by these names.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import CursorResult, Row, or_, select, update
+from sqlalchemy import Row, or_, select, update
 from sqlalchemy.orm import Session
 
-from foreshock.wire.commands import ACK_STATES, STATES, TERMINAL_STATES, Ack, Action, Command
+from foreshock.wire.commands import ACK_STATES, TERMINAL_STATES, Ack, Action, Command
+from foreshock_service.commands.ledger import (
+    IN_FLIGHT,
+    PLAIN,
+    POLICY,
+    TRANSITIONS,
+    Busy,
+    CommandChange,
+    CommandError,
+    Expired,
+    Forbidden,
+    NotFound,
+    Refused,
+    WrongAttempt,
+    WrongState,
+    audit,
+    find,
+    hold_run,
+    move,
+    record_verdict,
+)
 from foreshock_service.commands.limits import DEFAULTS, Limits
 from foreshock_service.incidents.conflicts import insert_ignoring
-from foreshock_service.store.models import Attempt, Audit, CommandRow, Run
+from foreshock_service.store.models import Attempt, CommandRow, Run
 from foreshock_service.store.types import clean
 
-POLICY: Final = "policy"
-"""Who `requested_by` names where no person asked."""
-IN_FLIGHT: Final = frozenset({"approved", "delivered", "accepted"})
-TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
-    "proposed": frozenset({"approved", "rejected", "expired", "cancelled"}),
-    "approved": frozenset({"delivered", "expired", "cancelled"}),
-    "delivered": frozenset({"accepted", "refused", "expired", "cancelled"}),
-    "accepted": frozenset({"done", "failed", "refused", "lost"}),
-}
-
-
-class CommandError(Exception):
-    """What a command cannot do. The message may be shown to the caller."""
-
-
-class NotFound(CommandError):  # noqa: N818
-    """No command of that id."""
-
-
-class WrongState(CommandError):  # noqa: N818
-    """The command is not where this step could start."""
-
-
-class Busy(WrongState):
-    """Another command of the same run is in flight."""
-
-
-class Expired(WrongState):
-    """Its time has passed: it will never be executed."""
-
-
-class WrongAttempt(CommandError):  # noqa: N818
-    """The command was asked of another attempt of the run."""
-
-
-class Forbidden(CommandError):  # noqa: N818
-    """Not the controller, not in this mode, or not announced."""
-
-
-class Refused(CommandError):  # noqa: N818
-    """A gate said no; `detail` holds its numbers."""
-
-    def __init__(self, message: str, **detail: Any) -> None:
-        super().__init__(message)
-        self.detail = detail
-
-
-@dataclass(frozen=True)
-class CommandChange:
-    """One change of a command, as alerts and long-polls learn of it. `became` is a state, or `verdict:<verdict>`."""
-
-    command: CommandRow
-    was: str | None
-    became: str
-    at: float
-    actor: str
-
-
-def find(session: Session, command_id: str) -> CommandRow:
-    """The command as the database holds it now. Raises NotFound."""
-    row = session.get(CommandRow, command_id, populate_existing=True)
-    if row is None:
-        raise NotFound(f"no command {command_id}")
-    return row
-
-
-def hold_run(session: Session, run_id: int) -> Row[Any]:
-    """Locks the run's row until the transaction ends and returns its fresh id, mode, attempt, status and controller.
-
-    Every check that must still be true at commit (one in flight, budget) happens behind it. SQLite has no row locks and
-    needs none: `Store.write` lets one writer in. Raises NotFound.
-    """
-    columns = (Run.id, Run.name, Run.mode, Run.attempt, Run.status, Run.controller_client, Run.capabilities)
-    row = session.execute(select(*columns).where(Run.id == run_id).with_for_update()).first()
-    if row is None:
-        raise NotFound(f"no run {run_id}")
-    return row
+__all__ = [
+    "IN_FLIGHT", "POLICY", "TRANSITIONS", "Attempt", "Busy", "CommandChange", "CommandError", "CommandRow", "Expired",
+    "Forbidden", "NotFound", "Refused", "WrongAttempt", "WrongState", "ack", "approve", "as_wire", "cancel",
+    "close_run", "deliver", "expire_due", "find", "in_flight", "lose_accepted", "pending", "propose", "record_verdict",
+    "reject",
+]  # fmt: skip
 
 
 def propose(
@@ -157,7 +98,7 @@ def propose(
     if not insert_ignoring(session, CommandRow, values):
         return None
     row = find(session, str(values["id"]))
-    _audit(session, row, None, "proposed", now, requested_by, {"reason": reason})
+    audit(session, row, None, "proposed", now, requested_by, {"reason": reason})
     return CommandChange(row, None, "proposed", now, requested_by)
 
 
@@ -179,19 +120,19 @@ def approve(session: Session, command_id: str, by: str, now: float, *, limits: L
         other = in_flight(session, row.run_id)
         if other is not None:
             raise Busy(f"{other.kind} {other.id} is in flight ({other.state})")
-    return _move(session, row, "approved", now, by, {}, decided_by=by, expires_at=now + limits.command_expiry_s)
+    return move(session, row, "approved", now, by, {}, decided_by=by, expires_at=now + limits.command_expiry_s)
 
 
 def reject(session: Session, command_id: str, by: str, now: float, reason: str = "") -> CommandChange:
     """`proposed` → `rejected`. Raises NotFound, WrongState."""
     note = {"rejected": reason} if reason else {}
-    return _move(session, find(session, command_id), "rejected", now, by, note, decided_by=by, finished_at=now)
+    return move(session, find(session, command_id), "rejected", now, by, note, decided_by=by, finished_at=now)
 
 
 def cancel(session: Session, command_id: str, by: str, now: float, reason: str = "") -> CommandChange:
     """Takes back what was not accepted yet. Raises NotFound, WrongState (an accepted command cannot be recalled)."""
     note = {"cancelled": reason} if reason else {}
-    return _move(session, find(session, command_id), "cancelled", now, by, note, finished_at=now)
+    return move(session, find(session, command_id), "cancelled", now, by, note, finished_at=now)
 
 
 def deliver(session: Session, run_id: int, client_id: str, now: float) -> list[Command]:
@@ -217,7 +158,7 @@ def deliver(session: Session, run_id: int, client_id: str, now: float) -> list[C
     for row in waiting:
         if row.state == "approved":
             try:
-                _move(session, row, "delivered", now, client_id, {}, delivered_at=now)
+                move(session, row, "delivered", now, client_id, {}, delivered_at=now)
             except WrongState:
                 continue  # cancelled, or expired by the sweep, between the read and the update
         sent.append(as_wire(row, run.name, now))
@@ -245,7 +186,7 @@ def ack(session: Session, command_id: str, answer: Ack, now: float, *, limits: L
     if answer.attempt not in (row.attempt, run.attempt):
         raise WrongAttempt(f"asked of attempt {row.attempt}, answered from attempt {answer.attempt}")
     note = {answer.state: answer.detail} if answer.detail else {}
-    return _move(session, row, answer.state, now, answer.client, note, finished_at=now, done_step=answer.step)
+    return move(session, row, answer.state, now, answer.client, note, finished_at=now, done_step=answer.step)
 
 
 def lose_accepted(
@@ -274,7 +215,7 @@ def lose_accepted(
         if row.state == "accepted" and spared:
             continue
         became = "lost" if row.state == "accepted" else "cancelled"
-        changes.append(_move(session, row, became, now, POLICY, {became: note["reason"]}, finished_at=now))
+        changes.append(move(session, row, became, now, POLICY, {became: note["reason"]}, finished_at=now))
     return changes
 
 
@@ -287,7 +228,7 @@ def close_run(session: Session, run_id: int, now: float, reason: str) -> list[Co
     changes = []
     for row in rows:
         became = "lost" if row.state == "accepted" else "cancelled"
-        changes.append(_move(session, row, became, now, POLICY, {became: reason}, finished_at=now))
+        changes.append(move(session, row, became, now, POLICY, {became: reason}, finished_at=now))
     return changes
 
 
@@ -302,7 +243,7 @@ def expire_due(session: Session, now: float, *, limits: Limits = DEFAULTS) -> li
     for row in rows:
         became = "lost" if row.state == "accepted" else "expired"
         try:
-            changes.append(_move(session, row, became, now, "sweep", {}, finished_at=now))
+            changes.append(move(session, row, became, now, "sweep", {}, finished_at=now))
         except WrongState:
             continue  # accepted or answered between the read and the update: the trainer won
     return changes
@@ -335,25 +276,6 @@ def as_wire(row: CommandRow, run_name: str, now: float) -> Command:
     )
 
 
-def record_verdict(
-    session: Session, row: CommandRow, verdict: str | None, step: int | None, detail: Mapping[str, Any], now: float
-) -> CommandChange | None:
-    """Notes what is known of a command's effect; with `verdict` None only the progress. A verdict is given once."""
-    values: dict[str, Any] = {"verdict_detail": dict(detail)}
-    if verdict is not None:
-        values |= {"verdict": verdict, "verdict_step": step}
-    if not _update(session, row, row.state, CommandRow.verdict.is_(None), **values):
-        return None
-    row = find(session, row.id)
-    if verdict is None:
-        return None
-    _audit(session, row, row.state, f"verdict:{verdict}", now, POLICY, dict(detail))
-    return CommandChange(row, row.state, f"verdict:{verdict}", now, POLICY)
-
-
-_PLAIN: Final[dict[str, Any]] = {"synchronize_session": False}
-
-
 def _accept(session: Session, row: CommandRow, run: Row[Any], answer: Ack, now: float) -> CommandChange:
     if answer.client != run.controller_client:
         raise Forbidden("only the run's controller accepts its commands")
@@ -363,11 +285,11 @@ def _accept(session: Session, row: CommandRow, run: Row[Any], answer: Ack, now: 
         raise WrongAttempt(
             f"asked of attempt {row.attempt}, answered from {answer.attempt}; the run is in attempt {run.attempt}"
         )
-    change = _move(session, row, "accepted", now, answer.client, {}, accepted_at=now, accepted_by=answer.client)
+    change = move(session, row, "accepted", now, answer.client, {}, accepted_at=now, accepted_by=answer.client)
     spent = dict(session.execute(select(Run.budget).where(Run.id == row.run_id)).scalar_one() or {})
     for action in row.actions:
         spent[action["kind"]] = spent.get(action["kind"], 0) + 1
-    session.execute(update(Run).where(Run.id == row.run_id).values(budget=spent), execution_options=_PLAIN)
+    session.execute(update(Run).where(Run.id == row.run_id).values(budget=spent), execution_options=PLAIN)
     return change
 
 
@@ -380,44 +302,3 @@ def _same_launch(session: Session, run_id: int, attempt: int) -> bool:
 
 def _rolls_back(row: CommandRow) -> bool:
     return any(action["kind"] == "rollback" for action in row.actions)
-
-
-def _move(
-    session: Session, row: CommandRow, became: str, now: float, actor: str, note: Mapping[str, Any], **columns: Any
-) -> CommandChange:
-    """One step of the machine, in the database only if nobody else moved the command since it was read."""
-    was = row.state
-    if became not in TRANSITIONS.get(was, frozenset()):
-        raise WrongState(f"a command that is {was} cannot become {became}")
-    detail = {**row.detail, **note}
-    if not _update(session, row, was, state=became, detail=detail, **columns):
-        fresh = find(session, row.id)
-        raise WrongState(f"a command that is {fresh.state} cannot become {became}")
-    row = find(session, row.id)
-    _audit(session, row, was, became, now, actor, note)
-    return CommandChange(row, was, became, now, actor)
-
-
-def _update(session: Session, row: CommandRow, was: str, /, *conditions: Any, **values: Any) -> bool:
-    statement = update(CommandRow).where(CommandRow.id == row.id, CommandRow.state == was, *conditions)
-    result = session.execute(statement.values(**values), execution_options=_PLAIN)
-    assert isinstance(result, CursorResult)
-    return result.rowcount == 1
-
-
-def _audit(
-    session: Session, row: CommandRow, was: str | None, became: str, now: float, actor: str, note: Mapping[str, Any]
-) -> None:
-    assert became.partition(":")[0] in (*STATES, "verdict")
-    session.add(
-        Audit(
-            at=now,
-            run_id=row.run_id,
-            subject="command",
-            subject_id=row.id,
-            was=was,
-            became=became,
-            actor=actor,
-            detail={"kind": row.kind, **note},
-        )
-    )
