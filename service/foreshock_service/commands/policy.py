@@ -261,7 +261,9 @@ def _reason(kind: str, incident: Incident, known: Facts) -> str:
         "undecided": "which pass is at fault is undecided",
     }
     parts = [f"{incident.rule} since step {incident.onset_step}"]
-    if known.edge is not None:
+    if known.wrong_rows:
+        parts.append("labels or rows seem to belong elsewhere")
+    elif known.edge is not None:
         parts.append(where[known.edge])
     if known.upstream is not None:
         parts.append(f"after {known.upstream}")

@@ -61,7 +61,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def ladder(facts: Facts) -> tuple[str, ...]:
     """The kinds to try, in order, before what was announced or tried is considered."""
     if facts.rule in EDGE_RULES:
-        return _by_edge(facts)
+        # A consequence of another edge's incident has no ladder of its own while that one is open.
+        return () if facts.upstream_active and facts.upstream in EDGE_RULES else _by_edge(facts)
     if facts.rule == "frozen_update":
         return ("resync_trainer", "rollback", "pause")
     if facts.rule == "non_finite":

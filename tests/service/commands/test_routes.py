@@ -39,6 +39,8 @@ def facts(**more: object) -> Facts:
          "enable_is_correction"),
         (facts(rule="rollout_mismatch", edge="engine", wrong_rows=True), "pause"),
         (facts(rule="stale_weights"), "resync_engine"),
+        (facts(rule="is_degeneracy", edge="engine", upstream="rollout_mismatch", upstream_active=True), None),
+        (facts(rule="is_degeneracy", edge="engine", upstream="rollout_mismatch"), "resync_engine"),
         (facts(rule="frozen_update"), "resync_trainer"),
         (facts(rule="non_finite"), "rollback"),
         (facts(rule="non_finite", only_gradients=True), "skip_update"),
