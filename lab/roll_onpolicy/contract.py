@@ -97,9 +97,14 @@ def compare(home: str) -> dict[str, object]:
         worst["approxkl"] = max(worst["approxkl"], abs(mine[1] - theirs[1]))
         worst["gradient"] = max(worst["gradient"], float((mine[2] - theirs[2]).abs().max()))
         cases += 1
+    raw = torch.randn(1, 8, VOCAB, generator=torch.Generator().manual_seed(0))
+    kept = raw.clone()
+    extra = (False,) if real.normalisation == "global" else ()
+    real.source.log_probs(raw, torch.zeros(1, 8, dtype=torch.long), *extra)
     return {
         "cases": cases, "partitions_that_differ": partitions, "worst": worst, "normalisation": real.normalisation,
-        "groups": real.groups, "mixed": max(mixed), "placeholders": real.source.placeholders,
+        "float32_logits_overwritten": not torch.equal(raw, kept), "groups": real.groups,
+        "mixed": max(mixed), "placeholders": real.source.placeholders,
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The rungs that need real Megatron-core: ROLL's own worker and strategy on two gloo ranks, one process group a rung.
 
     python -m lab.roll_onpolicy.megatron_rungs --out megatron.json --old ROLL_BEFORE --mcore-old DIR \
-        --mcore-cached DIR --current ROLL_HEAD --mcore-current DIR
+        --december ROLL_2025_12_08 --mcore-cached DIR --current ROLL_HEAD --mcore-current DIR
 
 ``--old`` is a checkout from before 2025-12-08 and ``--mcore-old`` a folder with the Megatron-core that it pins (0.13);
 ``--mcore-cached`` one with 0.14. Folders come from ``pip install --no-deps --target DIR megatron-core==0.13.1``. A rung
@@ -28,7 +28,7 @@ class Condition:
     """One rung: which source, which Megatron-core, and ``megatron_worker``'s options."""
 
     name: str
-    source: str  # old or current
+    source: str  # old, december (2025-12-08) or current
     megatron: str  # old, cached or current
     options: tuple[str, ...]
 
@@ -51,7 +51,10 @@ CONDITIONS = (
               ("--stale", "all", "--lr", "1e-3", "--lag", "2", "--steps", "4")),
     Condition("two partitions, bf16, recomputation, off-load, current", "current", "current",
               ("--dtype", "bf16", "--recompute", "--offload", "--steps", "5")),
-    Condition("float32 logits, current", "current", "current", ("--steps", "1")),
+    Condition("old log-probs reused, 2025-12-08", "december", "old", ("--old", "reused", "--dtype", "bf16")),
+    Condition("the same without sample_uuid, 2025-12-08", "december", "old", ("--old", "zeros", "--dtype", "bf16")),
+    Condition("the same without sample_uuid, current", "current", "current", ("--old", "zeros", "--dtype", "bf16")),
+    Condition("float32 logits, a micro-batch of one row, current", "current", "current", ("--steps", "2")),
 )  # fmt: skip
 
 
@@ -87,27 +90,29 @@ def run(condition: Condition, homes: dict[str, str], megatrons: dict[str, str], 
             for line in done.stderr.splitlines()
             if line.startswith("[rank") and "Error: " in line
         ]
-        return {"not_run": (raised[-1] if raised else f"exit {done.returncode}")[:200]}
+        return {"not_run" if not raised else "raised": (raised[-1] if raised else f"exit {done.returncode}")[:200]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    for name in ("old", "current", "mcore-old", "mcore-cached", "mcore-current"):
+    for name in ("old", "december", "current", "mcore-old", "mcore-cached", "mcore-current"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with what ROLL imports")
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
-    homes = {"old": options.old, "current": options.current}
+    homes = {"old": options.old, "december": options.december, "current": options.current}
     megatrons = {"old": options.mcore_old, "cached": options.mcore_cached, "current": options.mcore_current}
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     for condition in CONDITIONS:
         if options.only and not any(word in condition.name for word in options.only):
             continue
         results[condition.name] = run(condition, homes, megatrons, options.python)
-        shown = results[condition.name].get("not_run") or [
-            s["policy"]["kl_k2"] for s in results[condition.name]["steps"]
-        ]
+        shown = (
+            results[condition.name].get("not_run")
+            or results[condition.name].get("raised")
+            or [s["policy"]["kl_k2"] for s in results[condition.name]["steps"]]
+        )
         print(condition.name, shown, flush=True)
         options.out.write_text(json.dumps(results, indent=1))
     return 0

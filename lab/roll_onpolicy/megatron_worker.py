@@ -142,7 +142,10 @@ def real_worker(options: argparse.Namespace, folder: str) -> Any:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     worker.rank_info = RankInfo(world_size=world, rank=rank, dp_rank=rank, dp_size=world)
     worker.rank, worker.world_size, worker.worker_name, worker.cluster_name = rank, world, "actor_train", "actor_train"
-    worker.worker_config, worker.pipeline_config = worker_config(options, folder), pipeline_config(True)
+    worker.worker_config, worker.pipeline_config = (
+        worker_config(options, folder),
+        pipeline_config(options.old == "scored"),
+    )
     worker._logger, worker._logprobs_cache, worker._pg_config_cache = logging.getLogger("worker"), {}, {}
     for flag in ("_pg_variant_logged", "_topr_sample_logged", "_cispo_config_logged", "_kimi15_config_logged"):
         setattr(worker, flag, True)
@@ -188,6 +191,7 @@ def rollouts(step: int, weights_seed: int = 0) -> dict[str, Any]:
         "position_ids": torch.clip(attention.cumsum(-1) - 1, min=0), "response_level_rewards": score.clone(),
         "responses": tokens[:, PROMPT:].clone(), "group_id": torch.arange(PROMPTS).repeat_interleave(GROUP),
         "row_id": torch.arange(rows), "ref_log_probs": torch.zeros(rows, SEQUENCE - 1),
+        "infer_logprobs": -1.0 * response[:, 1:],
     }  # fmt: skip
 
 
@@ -252,6 +256,7 @@ class Step:
         )  # fmt: skip
 
     def run(self, index: int) -> dict[str, Any]:
+        import numpy as np
         import torch
 
         if self.options.offload:  # the model update at the head of the step loads the parameters alone
@@ -263,11 +268,17 @@ class Step:
         batch = self.proto.from_dict(tensors=rollouts(index, self.options.seed))
         batch.meta_info["loss_mask_keys"] = ["response_mask", "final_response_mask"]
         batch.batch["prompt_id"] = torch.arange(len(batch))
-        batch = self.score(batch, self.options.infer_budget)
+        if self.options.old == "scored":
+            batch = self.score(batch, self.options.infer_budget)
+        else:  # what the pipeline does since 2025-12-08 when the update is on-policy by construction
+            batch.batch["old_log_probs"] = torch.zeros_like(batch.batch["attention_mask"][:, 1:])
+            if self.options.old == "reused":
+                names = [f"row-{row}" for row in range(len(batch))]
+                batch.non_tensor_batch["sample_uuid"] = np.array(names, dtype=object)
         batch.reorder(torch.argsort(batch.batch["prompt_id"]))
         scoring = fingerprint(self.worker)
         batch = self.advantages(batch)
-        batch.batch["train_infer_is_weight"] = torch.ones_like(batch.batch["old_log_probs"])
+        batch.batch["train_infer_is_weight"] = torch.ones_like(batch.batch["advantages"])
         batch.reorder(torch.argsort(batch.batch["prompt_id"]))
         batch, _ = self.shard(batch, self.worker.world_size, BUDGET_TRAIN, ROUND, log_prefix="actor_train/train_step")
         batch.meta_info["is_offload_states"] = self.options.offload
@@ -382,6 +393,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--stale", choices=("none", "half", "all", "rank1"), default="none")
+    parser.add_argument("--old", choices=("scored", "reused", "zeros"), default="scored")
     parser.add_argument("--lag", type=int, default=1)
     parser.add_argument("--out", required=True)
     return parser.parse_args()

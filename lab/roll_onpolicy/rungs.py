@@ -31,7 +31,6 @@ class Rung:
     groups: str = "ordered"
     mask_truncated: bool = True
     old_from: str = "scoring"  # previous (last step's tensor) or misordered (rows of the scoring partition's order)
-    inplace_logits: bool = False
     unfused: bool = False
     top_k: int = 0
     engine_lag: int = 0
@@ -57,13 +56,11 @@ LADDER: tuple[Rung, ...] = (
          seed_partitions=True, scoring=SPLIT, training=SPLIT),
     Rung("padding length", "numeric", "scoring rows padded to the full length", pad_scoring=True),
     Rung("recompute", "mode", "full activation recomputation in the training pass", training=Numerics(recompute=True)),
-    Rung("unfused log-prob", "numeric", "scoring by log_softmax and gather, training by the vocab-parallel kernel",
+    Rung("unfused log-prob", "numeric", "scoring by the vocab-parallel kernel's arithmetic, training by log_softmax",
          unfused=True),
-    Rung("in-place logits", "numeric", "float32 logits overwritten by the log-prob kernel before the entropy is read",
-         inplace_logits=True),
     Rung("bf16 logits in scoring", "numeric", "scoring logits rounded to bfloat16, training logits float32",
          scoring=Numerics(logits_bf16=True)),
-    Rung("noise 0.05", "numeric", "noise of 0.05 on the training logits: about 2e-3, a large bfloat16 floor",
+    Rung("noise 0.05", "numeric", "noise of 0.05 on the training logits: about 7e-4, a large bfloat16 floor",
          training=Numerics(noise=0.05)),
     Rung("noise 0.2", "numeric", "noise of 0.2: sixteen times that", training=Numerics(noise=0.2)),
     Rung("noise 0.8", "numeric", "noise of 0.8: two hundred and fifty times that", training=Numerics(noise=0.8)),
@@ -87,6 +84,12 @@ LADDER: tuple[Rung, ...] = (
     Rung("frozen parameters", "weights", "off-load with Megatron-core 0.14: the gather uses cached shards",
          frozen_after=1),
     Rung("old of another batch", "rows", "old log-probs are the previous step's tensor", old_from="previous"),
+    Rung(
+        "old log-probs zero",
+        "rows",
+        "the zeros that ROLL puts there when it means to reuse the current ones, read because sample_uuid is missing",
+        old_from="zeros",
+    ),
     Rung("rows misordered", "rows", "old log-probs left in the scoring partition's row order", old_from="misordered",
          seed_partitions=True),
     Rung("top-k sampling", "engine", "the sampler keeps top_k tokens, the trainer scores the full vocabulary", top_k=6),

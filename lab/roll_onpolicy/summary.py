@@ -150,6 +150,9 @@ def megatron_markdown(megatron: dict[str, Any]) -> list[str]:
         if "not_run" in result:
             lines.append(f"| {name} | not run: {result['not_run']} | | | | | |")
             continue
+        if "raised" in result:
+            lines.append(f"| {name} | raises {result['raised'].split('. ')[0]} | | | | | |")
+            continue
         steps = result["steps"]
         lines.append(
             f"| {name} | {result['megatron']} | {result['options']['dtype']} | "

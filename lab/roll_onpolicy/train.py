@@ -101,12 +101,16 @@ class Run:
             ids, response = rows.ids_NS[micro.rows_B, :length], rows.response_NS[micro.rows_B, :length]
             logits = policy.forward(weights, ids, rung.scoring)
             if rung.unfused:
-                scored = torch.log_softmax(logits, -1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * response[:, 1:]
+                shifted = logits - logits.max(-1, keepdim=True).values
+                chosen = shifted[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+                scored = (chosen - shifted[:, :-1].exp().sum(-1).log()) * response[:, 1:]
             else:
                 scored = self.path.log_probs(logits, ids, response)
             old[micro.rows_B, : length - 1] = scored
         if rung.old_from == "misordered":
             old = old[torch.cat([m.rows_B for rank in partition for m in rank])]
+        if rung.old_from == "zeros":
+            old = torch.zeros_like(old)
         if rung.old_from == "previous":
             old, self.previous_old = (old if self.previous_old is None else self.previous_old), old
         return old
