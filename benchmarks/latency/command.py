@@ -68,7 +68,8 @@ def _until_evaluated(url: str, seconds: float = 30.0) -> None:
 def measure(kind: str, trials: int) -> bool:
     with database(kind) as database_url, tempfile.TemporaryDirectory() as spool:
         environment = {
-            **os.environ, "FORESHOCK_DATABASE_URL": database_url, "FORESHOCK_PORT": "0", "FORESHOCK_LOG_LEVEL": "warning",
+            **os.environ, "FORESHOCK_DATABASE_URL": database_url, "FORESHOCK_PORT": "0",
+            "FORESHOCK_LOG_LEVEL": "warning",
             "FORESHOCK_INGEST_RATE_PER_S": "100000", "FORESHOCK_REQUEST_RATE_PER_S": "100000",
         }  # fmt: skip
         with subprocess.Popen(

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_postgres import PrivateServer, find_binaries
 from sqlalchemy import create_engine, make_url, text
 
 from foreshock.wire import PROTOCOL, Envelope, Frame, Notice
 from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
+from tests.service.private_postgres import PrivateServer, find_binaries
 
 
 def _unavailable(reason: str) -> None:

@@ -16,6 +16,7 @@ from foreshock_service.rules.interface import StepView, Tick
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import names
 from foreshock_service.store.models import CommandRow, EvaluationState, Incident, Point, Run, SignalName, Step
+from foreshock_service.workers.evaluation import commit_state
 from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
@@ -279,7 +280,7 @@ def test_a_replica_whose_fence_has_gone_commits_nothing(
 
     trainer = new_trainer()
     send(trainer.envelope(trainer.frame(1, {"loss": 9.0}), expected_ranks={"trainer": 1}))
-    commit = module.commit_state
+    commit = commit_state
 
     def overtaken(session: Any, rooms: Any, held: Any, owner: str, now: float) -> None:
         session.flush()
