@@ -166,7 +166,9 @@ def run(config: RunConfig, monitor: Monitor | None = None) -> Result:
             "framework": "lab", "seed": config.seed, "illness": config.illness, "onset": config.onset,
             "steps": config.steps, "old_source": "same_weights", "clip_range": [0.2, 0.28],
         }  # fmt: skip
-        monitor = foreshock.init(run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode)
+        monitor = foreshock.init(
+            run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode, world=1
+        )
     return Job(config, monitor).run()
 
 

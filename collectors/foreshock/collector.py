@@ -37,7 +37,7 @@ def init(
     (`frames.identity`). `capabilities` are the command kinds that the host can really carry out; a kind with a handler
     (`Monitor.on`) counts too. `mode` is the run's first mode: observe, approve or auto. `controller`: this process
     receives the commands; by default the driver, or rank 0 of the trainers. `expected_ranks` is role → world size (by
-    default this role's world, where it is above 1). `broadcast(object)` gives every rank the controller's object; with
+    default this role's world, where it was given or is above 1: a step is then complete as soon as all have reported). `broadcast(object)` gives every rank the controller's object; with
     it all ranks carry out commands together, and it is called at every `end_step` on every rank. `settings`: see
     `foreshock.settings.Settings`.
 
@@ -54,7 +54,7 @@ def init(
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if controller is None:
         controller = identity.role == "driver" or (identity.role == "trainer" and identity.rank == 0)
-    if expected_ranks is None and identity.world > 1:
+    if expected_ranks is None and (world is not None or identity.world > 1):
         expected_ranks = {identity.role: identity.world}
     extras = Extras(controller, dict(expected_ranks) if expected_ranks else None)
     consent = Consent(frozenset(capabilities), mode, {} if config is None else as_mapping(config))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 DETECTION_STEPS = 3
-"""An incident must open at most this many steps after the onset."""
+"""An incident must open at most this many steps after the onset, unless the fault itself grows slowly."""
 Score = Literal["final_reward", "final_validation"]
 
 
@@ -21,6 +21,7 @@ class Expectation:
 
     rule: str
     score: Score | None = "final_reward"
+    within_steps: int = DETECTION_STEPS
     harmless: bool = False
     curable: bool = True
 
@@ -30,8 +31,8 @@ EXPECTATIONS: dict[str, Expectation] = {
     "stale_scoring": Expectation("onpolicy_disagreement", harmless=True),
     "frozen_update": Expectation("frozen_update", score=None),
     "stale_engine": Expectation("rollout_mismatch"),
-    "frozen_engine": Expectation("rollout_mismatch", score="final_validation"),
-    "quantised_engine": Expectation("rollout_mismatch", score="final_validation"),
+    "frozen_engine": Expectation("rollout_mismatch", score="final_validation", within_steps=8),
+    "quantised_engine": Expectation("rollout_mismatch", score=None),
     "shifted_labels": Expectation("rollout_mismatch", curable=False),
 }
 
@@ -74,7 +75,7 @@ def _detected(report: dict[str, Any], run: str, wanted: Expectation) -> Check:
     ]
     first = min((s for s in steps if s >= onset), default=None)
     broke = report[run].get("reward_broke_step")
-    in_time = first is not None and first <= onset + DETECTION_STEPS
+    in_time = first is not None and first <= onset + wanted.within_steps
     before = first is not None and (broke is None or first < broke)
     detail = f"{wanted.rule} at step {first}, onset {onset}, reward broke at {broke}"
     return Check(f"{run}: seen in time", in_time and before, detail)
