@@ -29,6 +29,9 @@ from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Ob
 from foreshock_service.rules.presets import Presets, preset_for
 
 PRIMARY = "mismatch.kl_k3"
+SECONDARY = "mismatch.kl_k2"
+LAGS = tuple(f"mismatch@lag{n}.kl_k3" for n in range(4))
+"""Lags with a baseline of their own; older tokens count in the merged figure only."""
 FALLBACK = "mismatch.abs_mean"
 """Where only a mean difference is logged (slime, TRL). It grows like the square root of the KL."""
 POLICY = "policy.kl_k2"
@@ -64,6 +67,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     warm: WarmUp = WarmUp()
     ill: bool = False
     """Out of range at the step before: the baselines are not learned from."""
+    lags: tuple[Track, ...] = ()
+    """Baselines by version lag, where tokens are split by it: index n is lag n."""
 
 
 class RolloutMismatch:
@@ -73,7 +78,7 @@ class RolloutMismatch:
     title = "Trainer and rollout engine disagree"
     config: type[RuleConfig] = Config
     state: type[State] = State
-    reads: tuple[str, ...] = (PRIMARY, FALLBACK, POLICY, PEARSON, "mismatch.kl_k2", "mismatch_current.kl_k2")
+    reads: tuple[str, ...] = (PRIMARY, FALLBACK, POLICY, PEARSON, SECONDARY, "mismatch_current.kl_k2", *LAGS)
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
@@ -82,7 +87,8 @@ class RolloutMismatch:
             return state, UNKNOWN
         warm = state.warm if state.warm.over else fold_warm_up(state.warm, seen)
         learn = warm.over and not state.ill
-        value = seen.values.get(PRIMARY)
+        # kl_k3 is missing where exp(a - b) overflows, which is no time to be silent; kl_k2 never does.
+        value = seen.values.get(PRIMARY, seen.values.get(SECONDARY))
         if value is None:
             return self._by_mean(state, seen, config, warm, learn)
         merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=learn)
@@ -94,8 +100,14 @@ class RolloutMismatch:
             worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR, learn=learn)
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
-        after = State(merged, worst, state.mean, above, warm)
+        lags, by_lag = _folded_lags(state.lags, seen, config, learn)
+        after = State(merged, worst, state.mean, above, warm, False, lags)
+        for lag, at_lag in by_lag:
+            if at_lag.value >= config.negligible and out_of_range(at_lag, config):
+                return replace(after, ill=True), _verdict(seen, LAGS[lag], at_lag, None, config)
         if value >= config.negligible and out_of_range(reading, config):
+            if by_lag and all(at_lag.calibrated for _, at_lag in by_lag):
+                return replace(after, ill=True), _mixed(reading, seen)
             return replace(after, ill=True), _verdict(seen, PRIMARY, reading, None, config)
         if (
             worst_reading is not None
@@ -120,7 +132,7 @@ class RolloutMismatch:
             return state, UNKNOWN
         # Squared, a mean difference is of the size of a KL and meets the same ratios and bounds.
         mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR, learn=learn)
-        after = State(state.merged, state.worst, mean, 0, warm)
+        after = State(state.merged, state.worst, mean, 0, warm, False, state.lags)
         if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
             return replace(after, ill=True), _verdict(seen, FALLBACK, reading, None, config)
         return after, QUIET
@@ -129,6 +141,35 @@ class RolloutMismatch:
         """The learned range of kl_k3."""
         band = band_log(state.merged, config)
         return {PRIMARY: band} if band else {}
+
+
+def _folded_lags(
+    tracks: tuple[Track, ...], seen: StepView, config: Config, learn: bool
+) -> tuple[tuple[Track, ...], list[tuple[int, Reading]]]:
+    """Folds the lags that this step has, each against its own baseline."""
+    present = [(lag, seen.values[name]) for lag, name in enumerate(LAGS) if name in seen.values]
+    if not present:
+        return tracks, []
+    folded = list(tracks) + [FRESH] * (len(LAGS) - len(tracks))
+    readings = []
+    for lag, value in present:
+        folded[lag], reading = fold_log(folded[lag], value, seen, config, floor=LOG_FLOOR, learn=learn)
+        if reading is not None:
+            readings.append((lag, reading))
+    return tuple(folded), readings
+
+
+def _mixed(reading: Reading, seen: StepView) -> Verdict:
+    """Every lag is in its own range and the whole is not: the mix of lags has changed, not the engine."""
+    message = (
+        f"{PRIMARY} is {reading.value:.2g} after {reading.centre:.2g}, and every version lag is in its own range: "
+    )
+    message += "more tokens come from older weights."
+    evidence = [Evidence(signal=PRIMARY, value=reading.value, expected=reading.centre, sentence=message)]
+    if "staleness.mean" in seen.values:
+        sentence = "Versions between sampling and training."
+        evidence.append(Evidence(signal="staleness.mean", value=seen.values["staleness.mean"], sentence=sentence))
+    return Verdict(firing=True, onset_step=reading.onset, message=message, evidence=evidence)
 
 
 def _edge(seen: StepView) -> Edge:

@@ -94,3 +94,39 @@ def test_the_learning_rate_warm_up_is_not_learned_from() -> None:
     assert opened(views, RULE) == []
     constant = [view(v.step, {**v.values, "lr": 1e-6}) for v in views]
     assert opened(constant, RULE) != []
+
+
+def by_lag(fresh: float = 1.0, old: float = 1.0, old_share: float = 0.2, steps: int = 60) -> list[StepView]:
+    """Lag 0 at 3e-4 nats, lag 1 at 2e-2; from step 30 on times the factors, with a share of old tokens."""
+    views = []
+    for seen in healthy(steps):
+        noise = seen.values["mismatch.kl_k3"] / 3e-4
+        late = seen.step >= 30
+        lag0, lag1 = 3e-4 * noise * (fresh if late else 1.0), 2e-2 * noise * (old if late else 1.0)
+        share = old_share if late else 0.02
+        mixed = (1 - share) * lag0 + share * lag1
+        views.append(
+            view(seen.step, {"mismatch.kl_k3": mixed, "mismatch@lag0.kl_k3": lag0, "mismatch@lag1.kl_k3": lag1})
+        )
+    return views
+
+
+def test_each_version_lag_has_a_baseline_of_its_own() -> None:
+    (incident,) = opened(by_lag(fresh=100.0, old_share=0.02), RULE)
+    assert incident.opened == 30
+    assert incident.severity == "critical"
+    assert incident.first.message.startswith("mismatch@lag0.kl_k3")
+
+
+def test_more_tokens_from_older_weights_are_no_engine_fault() -> None:
+    (incident,) = opened(by_lag(old_share=0.9), RULE)
+    assert incident.severity == "warning"
+    assert "older weights" in incident.first.message
+
+
+def test_an_overflow_that_leaves_kl_k3_missing_is_found_by_kl_k2() -> None:
+    views = [
+        view(v.step, {k: x for k, x in v.values.items() if v.step < 30 or k != "mismatch.kl_k3"}) for v in healthy(40)
+    ]
+    views = changed(views, 30, mismatch__kl_k2=400.0, mismatch_current__kl_k2=400.0)
+    assert opened(views, RULE)[0].opened == 30
