@@ -36,10 +36,10 @@ def init(
     redacted. `role` is trainer, rollout or driver; rank, world and launch are found from what launchers set
     (`frames.identity`). `capabilities` are the command kinds that the host can really carry out; a kind with a handler
     (`Monitor.on`) counts too. `mode` is the run's first mode: observe, approve or auto. `controller`: this process
-    receives the commands; by default the driver, or rank 0 of the trainers. `expected_ranks` is role → world size (by
-    default this role's world, where it was given or is above 1: a step is then complete as soon as all have reported). `broadcast(object)` gives every rank the controller's object; with
-    it all ranks carry out commands together, and it is called at every `end_step` on every rank. `settings`: see
-    `foreshock.settings.Settings`.
+    receives the commands; by default the driver, or rank 0 of the trainers. `expected_ranks` is role → world size; by
+    default this role's world, where it was given or is above 1. A step is complete as soon as all of them reported.
+    `broadcast(object)` gives every rank the controller's object; with it all ranks carry out commands together, and
+    it is called at every `end_step` on every rank. `settings`: see `foreshock.settings.Settings`.
 
     Raises ValueError for a malformed name, kind, mode or setting: at the start of a run, not later.
     """
