@@ -1,0 +1,77 @@
+"""`foreshock doctor`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from foreshock_service.doctor.finding import Finding
+    from foreshock_service.doctor.roll_version import RollVersion
+
+
+def doctor(
+    config: Annotated[Path, typer.Argument(help="A training configuration (YAML).")],
+    roll_version: Annotated[str | None, typer.Option(help="ROLL's release, as v0.2.0.")] = None,
+    roll_commit_date: Annotated[str | None, typer.Option(help="Day of ROLL's commit, as 2025-11-28.")] = None,
+    roll_home: Annotated[Path | None, typer.Option(help="ROLL's source tree. Default: ROLL_HOME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a training configuration implies. Exit 0 nothing wrong, 1 findings, 2 unreadable."""
+    from foreshock_service.doctor import roll
+    from foreshock_service.doctor.document import UnreadableError, read
+    from foreshock_service.doctor.finding import as_json as to_json
+    from foreshock_service.doctor.finding import wrong
+
+    try:
+        document = read(config)
+        if not roll.recognises(document):
+            raise UnreadableError(f"{config} is no configuration that is known (ROLL's has actor_train, actor_infer)")
+        version = _version(roll_version, roll_commit_date, roll_home)
+    except (UnreadableError, ValueError) as error:
+        typer.echo(f"foreshock doctor: {error}", err=True)
+        raise typer.Exit(2) from None
+    findings = roll.examine(document, version)
+    if as_json:
+        typer.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(_text(config, version, findings))
+    raise typer.Exit(1 if wrong(findings) else 0)
+
+
+def _version(tag: str | None, day: str | None, home: Path | None) -> RollVersion:
+    """What was given; else the source at ROLL_HOME; else unknown. Raises ValueError for what is malformed."""
+    from foreshock_service.doctor import roll_version as versions
+
+    if sum(given is not None for given in (tag, day, home)) > 1:
+        raise ValueError("give one of --roll-version, --roll-commit-date and --roll-home")
+    if tag is not None:
+        return versions.by_tag(tag)
+    if day is not None:
+        try:
+            return versions.by_date(dt.date.fromisoformat(day), f"ROLL of {day}")
+        except ValueError:
+            raise ValueError(f"--roll-commit-date must be as 2025-11-28, not {day!r}") from None
+    if home is not None:
+        return versions.by_source(home)
+    if os.environ.get("ROLL_HOME"):
+        return versions.by_source(Path(os.environ["ROLL_HOME"]))
+    return versions.UNKNOWN_VERSION
+
+
+def _text(config: Path, version: RollVersion, findings: list[Finding]) -> str:
+    lines = [f"{config} ({version.name})"]
+    for f in findings:
+        where = f"{config.name}:{f.line}" if f.line else f"{config.name} (default)"
+        lines += ["", f"{f.severity.upper():8} {f.title}  [{f.id}]", f"         {where}  {f.evidence}"]
+        lines += [f"         Why: {f.why}", f"         Change: {f.remedy}"]
+        if f.versions:
+            lines.append(f"         Holds for: {f.versions}")
+    bad = sum(f.severity != "info" for f in findings)
+    lines += ["", f"{bad} to change, {len(findings) - bad} to know"]
+    return "\n".join(lines)
