@@ -22,7 +22,7 @@ SIGNALS: Final = ("reference.kl_k3", "update.kl_k2")
 class Config(RuleConfig):
     """Both series are judged alike, each against its own past."""
 
-    calibration_steps: int = Field(10, ge=3, description="Values before anything is said.")
+    calibration_steps: int = Field(20, ge=3, description="Values before anything is said: KL rises from nothing.")
     ratio: float = Field(6.0, gt=1, description="Ratio to the largest KL of the past at which a step counts.")
     negligible: float = Field(0.1, ge=0, description="KL (nats) below which nothing is ever found.")
     critical_kl: float = Field(1.0, gt=0, description="KL (nats) below which nothing is ever critical.")

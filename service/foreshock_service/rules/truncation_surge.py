@@ -53,8 +53,9 @@ class TruncationSurge:
         """A run that was always cut has that as its baseline."""
         if not isinstance(seen, StepView) or (value := seen.values.get(SIGNAL)) is None:
             return state, UNKNOWN
-        # Half-way to a finding nothing is learned, or a slow surge would be its own baseline.
-        usual = state.track.learned < config.calibration_steps or value - state.track.centre < config.rise / 2
+        # Half-way to a finding nothing is learned, or a slow surge would be its own baseline; single steps are, for
+        # in batches of a few answers shares of a half come and go.
+        usual = state.track.learned < config.calibration_steps or state.track.smooth < config.rise / 2
         track, reading = fold_linear(state.track, value, seen, config, learn=usual and not state.ill)
         if reading is None:
             return state, UNKNOWN
