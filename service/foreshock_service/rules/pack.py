@@ -15,9 +15,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from pydantic import ValidationError
 
@@ -40,7 +42,7 @@ class Entry:
     rule: Rule[Any, Any]
     config: RuleConfig
     hash: str
-    """Of name and configuration: state is kept under it, so a changed configuration starts afresh."""
+    """Of name, configuration and layout of the state: state is kept under it, so another of these starts afresh."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _built(settings: Mapping[str, Mapping[str, Any]], source: str, lines: Mappin
         except ValidationError as error:
             raise PackError(_explained(error, rule, source, lines)) from error
         if config.enabled:
-            entries.append(Entry(rule, config, _hash([name, config.model_dump(mode="json")])))
+            entries.append(Entry(rule, config, _hash([name, config.model_dump(mode="json"), _layout(rule.state)])))
     return Pack(tuple(entries), settings, _hash([e.hash for e in entries]))
 
 
@@ -200,6 +202,12 @@ def _lines(node: yaml.Node, path: KeyPath = ()) -> dict[KeyPath, int]:
             found[(*path, name)] = key.start_mark.line + 1
             found.update(_lines(value, (*path, name)))
     return found
+
+
+@cache
+def _layout(state: Any) -> str:
+    """The fields of a state, nested ones too: states are stored as arrays, and another layout would be misread."""
+    return repr(msgspec.inspect.type_info(state))
 
 
 def _hash(what: object) -> str:

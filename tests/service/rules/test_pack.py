@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from foreshock_service.rules.illnesses import NAMES, all_rules
-from foreshock_service.rules.pack import DEFAULT, PackError, PackFile, default_pack, load_pack, parse_pack
+from foreshock_service.rules.illnesses import NAMES, all_rules, rule_named
+from foreshock_service.rules.pack import DEFAULT, PackError, PackFile, _layout, default_pack, load_pack, parse_pack
 
 
 def test_the_shipped_pack_holds_every_rule_in_order() -> None:
@@ -103,3 +104,20 @@ def test_the_default_pack_repeats_no_default() -> None:
         said = default_pack().settings[entry.rule.name]
         defaults = entry.rule.config()
         assert all(getattr(defaults, key) != getattr(entry.config, key) for key in said)
+
+
+def test_another_layout_of_a_state_starts_afresh() -> None:
+    """States are stored as arrays: a field put in the middle by an upgrade would be read as its neighbour."""
+
+    class Before(msgspec.Struct, array_like=True):
+        a: int = 0
+        b: int = 0
+
+    class After(msgspec.Struct, array_like=True):
+        a: int = 0
+        new: int = 0
+        b: int = 0
+
+    assert _layout(Before) != _layout(After)
+    hashes = {name: rule_named(name) for name in NAMES}
+    assert len({_layout(rule.state) for rule in hashes.values()}) > 10
