@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +203,7 @@ def _lines(node: yaml.Node, path: KeyPath = ()) -> dict[KeyPath, int]:
     return found
 
 
-@cache
-def _layout(state: Any) -> str:
+def _layout(state: type[msgspec.Struct]) -> str:
     """The fields of a state, nested ones too: states are stored as arrays, and another layout would be misread."""
     return repr(msgspec.inspect.type_info(state))
 
