@@ -50,7 +50,7 @@ def plot(report: Report, path: Path, title: str) -> None:
 
 def _chosen(report: Report, trace: Trace) -> list[str]:
     """First what the incidents read, then the usual ones."""
-    read = [signal for incident in report.incidents for signal in rule_named(incident.rule).reads]
+    read = [signal for incident in report.incidents for signal in _shown_on(incident.rule)]
     ordered = dict.fromkeys([*(s for s in USUAL[:1]), *read, *USUAL])
     return [signal for signal in ordered if signal in trace.points][:MAX_PANELS] or list(trace.points)[:MAX_PANELS]
 
@@ -79,8 +79,9 @@ def _panel(axis: Any, signal: str, points: list[Point], report: Report) -> None:
         # The range may reach far beyond the data: the data decides what is shown.
         reach = max(max(high) - min(low), 1e-12)
         axis.set_ylim(min(low) - 0.08 * reach, max(high) + 0.08 * reach)
+    shown = 0
     for incident in report.incidents:
-        if signal in rule_named(incident.rule).reads:
+        if signal in _shown_on(incident.rule):
             first, last = _where(incident.opened_step, points), _where(incident.resolved_step, points)
             colour = CRITICAL if incident.severity == "critical" else WARNING
             axis.axvspan(first, last, color=colour, alpha=0.13, linewidth=0)
@@ -89,14 +90,21 @@ def _panel(axis: Any, signal: str, points: list[Point], report: Report) -> None:
                 incident.rule,
                 (first, 1.0),
                 xycoords=("data", "axes fraction"),
-                xytext=(3, -10),
+                xytext=(3, -9 - 8 * (shown % 4)),
                 textcoords="offset points",
                 fontsize=7,
                 color=colour,
             )
+            shown += 1
     axis.set_ylabel(signal, fontsize=8)
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.2)
+
+
+def _shown_on(rule: str) -> tuple[str, ...]:
+    """What a rule judges: the reward is context to all but the rules of the reward itself."""
+    reads = rule_named(rule).reads
+    return reads if rule.startswith("reward") else tuple(s for s in reads if not s.startswith("reward."))
 
 
 def _where(step: int | None, points: list[Point]) -> int:

@@ -5,6 +5,7 @@ A folder stands for its event files, else for the one log that lies in it.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from foreshock_service.check.readers import (
 )
 from foreshock_service.check.readers.base import Notes, Reader, Row, Unreadable
 from foreshock_service.check.readers.numbers import number, parsed_json
-from foreshock_service.check.readers.source import encoding_of, opened, plain
+from foreshock_service.check.readers.source import Rejoined, encoding_of, opened, plain
 
-HEAD: Final = 1 << 22
+HEAD: Final = 1 << 20
 """Bytes that are looked at to tell the format: console logs begin with long configurations."""
 UNREAD: Final = ((b"SQLite format 3", "a SQLite database"), (b"PAR1", "a Parquet file"), (b"PK\x03\x04", "a ZIP"))
 IN_FOLDERS: Final = ("trainer_state.json", "*.wandb", "*.jsonl", "*.csv", "*.log", "*.txt", "*.json")
@@ -48,17 +49,23 @@ def open_log(path: Path, *, follow_idle_s: float | None = None) -> Log:
                 return open_log(events[0], follow_idle_s=follow_idle_s)
             return Log("tensorboard", tensorboard.merged(events, notes), notes)
         return open_log(_only_log(path), follow_idle_s=follow_idle_s)
-    with opened(path, notes) as stream:
-        try:
-            head = stream.read(HEAD)
-        except OSError as error:
-            raise Unreadable(f"cannot be read: {error.strerror or error}") from error
+    pipe = None
+    stream = opened(path, notes)
+    try:
+        head = stream.read(HEAD)
+        if not stream.seekable() and path.is_fifo():
+            pipe = io.BufferedReader(Rejoined(head, stream))
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror or error}") from error
+    finally:
+        if pipe is None:
+            stream.close()
     if not head and follow_idle_s is None:
         raise Unreadable("the file is empty")
     log_format, reader = detect(head)
 
     def rows() -> Iterator[Row]:
-        with opened(path, notes, follow_idle_s=follow_idle_s) as stream:
+        with pipe or opened(path, notes, follow_idle_s=follow_idle_s) as stream:
             yield from reader(stream, notes)
 
     return Log(log_format, rows(), notes)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import re
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final
 
 from foreshock_service.check.readers.base import Notes, Unreadable
 
@@ -18,6 +17,8 @@ CHUNK: Final = 1 << 16
 MAX_LINE: Final = 1 << 22
 """Characters; a longer line is skipped with a note, so that a file without line ends cannot fill the memory."""
 POLL_S: Final = 0.2
+GZIP: Final = 31
+"""zlib's word for a gzip header and a full window."""
 _LINE_END: Final = re.compile(r"\r\n|\n|\r")
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -58,11 +59,13 @@ class Growing(io.RawIOBase):
         super().close()
 
 
-class Guarded(io.RawIOBase):
-    """A compressed stream that ends where it is damaged, with a note."""
+class Unzipped(io.RawIOBase):
+    """A gzip file, decompressed as it is read. Where it is cut or damaged it ends, with a note."""
 
-    def __init__(self, inner: BinaryIO, notes: Notes) -> None:
-        self._inner, self._notes = inner, notes
+    def __init__(self, file: BinaryIO, notes: Notes) -> None:
+        self._file, self._notes = file, notes
+        self._member = zlib.decompressobj(GZIP)
+        self._packed, self._at_end = b"", False
 
     def readable(self) -> bool:
         """Always."""
@@ -71,17 +74,55 @@ class Guarded(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         """0 at the end, and where the data stops making sense."""
         view = memoryview(buffer)  # type: ignore[arg-type]
-        try:
-            data = self._inner.read(len(view))
-        except (EOFError, OSError, zlib.error):
-            self._notes.add("The compressed file is cut or damaged; what came before was read.")
-            return 0
+        while not self._at_end:
+            if self._member.eof:
+                # Joined gzip files are one gzip file.
+                self._packed = self._member.unused_data or self._file.read(CHUNK)
+                self._member = zlib.decompressobj(GZIP)
+                if not self._packed:
+                    self._at_end = True
+                    break
+            packed = self._packed or self._file.read(CHUNK)
+            try:
+                data = self._member.decompress(packed, len(view))
+            except zlib.error:
+                packed = data = b""
+            self._packed = b"" if self._member.eof else self._member.unconsumed_tail
+            if not packed and not data:
+                self._notes.add("The compressed file is cut or damaged; what came before was read.")
+                self._at_end = True
+            elif data:
+                view[: len(data)] = data
+                return len(data)
+        return 0
+
+    def close(self) -> None:
+        """Closes the file beneath."""
+        self._file.close()
+        super().close()
+
+
+class Rejoined(io.RawIOBase):
+    """A pipe whose first bytes were already taken: those, then the rest."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """As any stream."""
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = self._head[: len(view)] or self._rest.read(len(view))
+        self._head = self._head[len(view) :]
         view[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        """Closes the file beneath."""
-        self._inner.close()
+        """Closes the pipe."""
+        self._rest.close()
         super().close()
 
 
@@ -92,7 +133,7 @@ def opened(path: Path, notes: Notes, *, follow_idle_s: float | None = None) -> B
             return io.BufferedReader(Growing(path, follow_idle_s), CHUNK)
         file = path.open("rb")
         if file.peek(2)[:2] == b"\x1f\x8b":
-            return io.BufferedReader(Guarded(cast(BinaryIO, gzip.GzipFile(fileobj=file)), notes), CHUNK)
+            return io.BufferedReader(Unzipped(file, notes), CHUNK)
         return file
     except OSError as error:
         raise Unreadable(f"cannot be opened: {error.strerror or error}") from error

@@ -1,0 +1,38 @@
+"""The promise: early and quiet on 155 real labelled runs, where the folder with them is at hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.detection import cases
+from foreshock_service.rules.pack import default_pack
+
+ABSENT = not (cases.folder() / "index.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[cases.Case]:
+    return cases.measure(cases.folder(), default_pack())
+
+
+@pytest.mark.labelled_cases
+@pytest.mark.skipif(ABSENT, reason="no labelled runs: FORESHOCK_CASES names the folder with index.json")
+class TestLabelledRuns:
+    """All 155; the figures are in benchmarks/detection/README.md."""
+
+    def test_every_run_is_read(self, measured):
+        assert [c.id for c in measured if c.verdict == "unreadable"] == []
+
+    def test_healthy_runs_are_left_alone(self, measured):
+        told = cases.summary(measured)
+        assert told["quiet_critical_share"] <= 0.02
+        assert told["quiet_critical_per_1000_steps"] <= 0.2
+        assert told["quiet_warned_share"] <= 0.15
+
+    def test_what_healed_is_not_critical_at_the_end(self, measured):
+        assert cases.summary(measured)["recovered_critical_open_share"] <= 0.1
+
+    def test_failures_are_caught_and_half_of_them_in_time(self, measured):
+        told = cases.summary(measured)
+        assert told["failed_caught_share"] >= 0.9
+        assert told["failed_early_share"] >= 0.5
