@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from lab.roll_onpolicy.own_path import OwnPath
 from lab.roll_onpolicy.path import LossInput, Partition, Path, Rows, Settings
+from lab.roll_onpolicy.rungs import named
+from lab.roll_onpolicy.train import Plan, Run
 
 PROMPT, RESPONSE, VOCAB = 4, 28, 32
 
@@ -70,6 +73,19 @@ def losses(
     return float(total.detach()), approxkl, table.grad
 
 
+def trajectory(real: Any) -> dict[str, Any]:
+    """Four steps of training on either path: equal rollouts, and the largest difference of the gradient norm."""
+    name = "mixed groups" if real.groups == "mixed" else "other partition"
+    rung = replace(named(name), normalisation=real.normalisation)
+    plan = Plan(steps=4, prompts=8, warm_steps=120)
+    mine, theirs = (Run(rung, path, 0, plan).run() for path in (OwnPath(), real))
+    pairs = list(zip(mine, theirs, strict=True))
+    return {
+        "equal_rollouts": all(a["reward_all"] == b["reward_all"] and a["length"] == b["length"] for a, b in pairs),
+        "grad_norm": max(abs(a["grad_norm"] - b["grad_norm"]) for a, b in pairs),
+    }
+
+
 def compare(home: str) -> dict[str, object]:
     """Largest differences over 30 cases, and what the source is."""
     from lab.roll_onpolicy.real_path import RealPath
@@ -103,7 +119,7 @@ def compare(home: str) -> dict[str, object]:
     real.source.log_probs(raw, torch.zeros(1, 8, dtype=torch.long), *extra)
     return {
         "cases": cases, "partitions_that_differ": partitions, "worst": worst, "normalisation": real.normalisation,
-        "float32_logits_overwritten": not torch.equal(raw, kept), "groups": real.groups,
+        "float32_logits_overwritten": not torch.equal(raw, kept), "groups": real.groups, "trajectory": trajectory(real),
         "mixed": max(mixed), "placeholders": real.source.placeholders,
     }  # fmt: skip
 

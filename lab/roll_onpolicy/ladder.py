@@ -51,14 +51,15 @@ def run_job(job: Job) -> dict[str, Any]:
     from lab.roll_onpolicy.train import Run
 
     path: TrainerPath = OwnPath()
+    rung = job.rung.in_bf16() if job.dtype == "bf16" else job.rung
     if job.home:
         from lab.roll_onpolicy.real_path import RealPath
 
-        path = RealPath(job.home)
-        if path.normalisation != job.rung.normalisation and job.rung.normalisation == "micro_batch":
-            return {"rung": job.rung.name, "dtype": job.dtype, "seed": job.seed,
-                    "not_run": f"this source normalises by {path.normalisation}"}  # fmt: skip
-    rung = job.rung.in_bf16() if job.dtype == "bf16" else job.rung
+        path = real = RealPath(job.home)
+        if rung.normalisation == "micro_batch" and real.normalisation != "micro_batch":
+            reason = "this source normalises over the whole mini-batch"
+            return {"rung": rung.name, "dtype": job.dtype, "seed": job.seed, "not_run": reason}
+        rung = replace(rung, normalisation=real.normalisation)
     steps = [
         {"step": line["step"], "policy": line["policy"], "mismatch": line["mismatch"]} | {k: line[k] for k in KEPT}
         for line in Run(rung, path, job.seed, job.plan).run()

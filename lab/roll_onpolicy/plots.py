@@ -8,7 +8,13 @@ from typing import Any
 
 from lab.roll_onpolicy.summary import Run, level
 
-COLOURS = {"learns": "#2a7f62", "wobbles": "#d59b2d", "crashes": "#b8352f", "not judged": "#888888"}
+COLOURS = {
+    "learns": "#2a7f62",
+    "wobbles": "#d59b2d",
+    "stands still": "#3b6fb6",
+    "crashes": "#b8352f",
+    "not judged": "#888888",
+}
 COURSES = {
     "identical": "#2a7f62", "seed without fault": "#3b6fb6", "mixed groups": "#b8352f",
     "seed with mixed groups": "#7b3fa0", "old of another batch": "#555555",
@@ -17,7 +23,7 @@ FLOOR = 1e-17  # where "exactly 0" is drawn
 
 
 def _worst(outcomes: list[str]) -> str:
-    return next((word for word in ("crashes", "wobbles", "learns") if word in outcomes), "not judged")
+    return next((word for word in ("crashes", "stands still", "wobbles", "learns") if word in outcomes), "not judged")
 
 
 def sizes(rows: list[dict[str, Any]], out: Path) -> None:
@@ -39,7 +45,7 @@ def sizes(rows: list[dict[str, Any]], out: Path) -> None:
     axes.text(FLOOR / 2, len(shown) - 0.3, "exactly 0", fontsize=7, color="#666666")
     axes.set_xlabel("nats: ● policy.kl_k2 median, line to the largest step;  | mismatch.kl_k3 median")
     axes.set_title("How large each condition's disagreement is, and what a hundred steps do", fontsize=10)
-    for word, colour in list(COLOURS.items())[:3]:
+    for word, colour in list(COLOURS.items())[:4]:
         axes.plot([], [], "o", color=colour, label=f"worst seed {word}")
     axes.legend(fontsize=7, loc="lower right")
     axes.grid(axis="x", alpha=0.2)

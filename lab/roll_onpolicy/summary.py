@@ -1,7 +1,8 @@
 """From runs to the ladder's table: what the pair shows, and what a hundred steps of training do.
 
 *crashes*: the learnable reward of the last fifth of the run is below half of the healthy level (the baseline's mean at
-the same dtype). *wobbles*: more than 0.05 below the worst healthy seed. *learns*: otherwise.
+the same dtype). *stands still*: neither fell by a fifth from its first tenth nor rose a fifth of the way to the healthy
+level. *wobbles*: more than 0.05 below the worst healthy seed. *learns*: otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from lab.roll_onpolicy.rungs import BASELINE, LADDER
 
 Run = dict[str, Any]
-OUTCOMES = ("learns", "wobbles", "crashes", "not judged")
+OUTCOMES = ("learns", "wobbles", "stands still", "crashes", "not judged")
 SHOWN = ("policy.kl_k2", "policy.kl_k2 max", "policy.abs_max", "mismatch.kl_k3", "approxkl", "grad.norm")
 
 
@@ -41,9 +42,12 @@ def crash_step(run: Run, window: int = 10) -> int | None:
     return None
 
 
-def outcome(value: float, healthy: list[float]) -> str:
+def outcome(value: float, healthy: list[float], start: float = float("nan")) -> str:
+    """``start`` is the level of the run's first tenth; without it standing still cannot be told from wobbling."""
     if not healthy:
         return "not judged"  # a short run, or no baseline beside it
+    if 0.8 * start <= value < start + 0.2 * (stdlib.fmean(healthy) - start):
+        return "stands still"
     if value < 0.5 * stdlib.fmean(healthy):
         return "crashes"
     return "wobbles" if value < min(healthy) - 0.05 else "learns"
@@ -65,7 +69,7 @@ def row(name: str, dtype: str, runs: list[Run], healthy: list[float]) -> dict[st
     """One line of the table; nats where a unit applies."""
     rung = next(r for r in LADDER if r.name == name)
     levels = [level(run) for run in runs]
-    outcomes = [outcome(value, healthy) for value in levels]
+    outcomes = [outcome(value, healthy, level(run, 0.0, 0.1)) for value, run in zip(levels, runs, strict=True)]
     return {
         "rung": name, "family": rung.family, "change": rung.change, "dtype": dtype, "seeds": len(runs),
         "policy.kl_k2": _median(runs, lambda s: s["policy"]["kl_k2"]),

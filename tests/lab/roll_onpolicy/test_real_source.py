@@ -34,6 +34,9 @@ def assert_equal(result: dict[str, Any]) -> None:
     assert result["cases"] == 30
     assert result["partitions_that_differ"] == 0
     assert {name: worst for name, worst in result["worst"].items() if worst > 2e-6} == {}
+    assert result["trajectory"]["equal_rollouts"]
+    assert result["trajectory"]["grad_norm"] < 1e-5
+    assert result["float32_logits_overwritten"]
 
 
 @pytest.mark.real_source
