@@ -24,7 +24,6 @@ TAIL_TO_SIGMA: Final = 1.2816
 """A Gaussian's 90 % quantile is 1.2816 sigma above its median."""
 PROVISIONAL: Final = 3
 """Values after which a step far beyond them counts although the baseline is not calibrated."""
-MOST_WARM_UP: Final = 100
 EARLY_Z: Final = 1.5
 """Doubled sigmas out of a provisional range at which a large_ratio counts."""
 GATE: Final = 3.0
@@ -134,24 +133,6 @@ def fold_linear(
     if not -math.inf < value < math.inf:
         return track, None
     return _fold(track, sign * value, value, seen, config, survives, learn, sign)
-
-
-class WarmUp(msgspec.Struct, frozen=True, array_like=True):
-    """The learning-rate warm-up at the start of a run: staleness scales with the rate, so nothing is learned in it."""
-
-    rate: float = 0.0
-    steps: int = 0
-    over: bool = False
-
-
-def fold_warm_up(warm: WarmUp, seen: StepView) -> WarmUp:
-    """Over once the rate no longer rises (or is not told), after a hundred steps, or with the first attempt."""
-    rate = seen.values.get("lr")
-    if warm.over or rate is None or seen.attempt > 1 or warm.steps >= MOST_WARM_UP:
-        return warm if warm.over else WarmUp(over=True)
-    if warm.steps and rate <= warm.rate:
-        return WarmUp(over=True)
-    return WarmUp(rate, warm.steps + 1)
 
 
 def large(reading: Reading, config: BaselineConfig) -> bool:

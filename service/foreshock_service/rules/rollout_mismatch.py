@@ -17,16 +17,15 @@ from foreshock_service.rules.baseline import (
     BaselineConfig,
     Reading,
     Track,
-    WarmUp,
     band_log,
     fold_log,
-    fold_warm_up,
     large,
     out_of_range,
 )
 from foreshock_service.rules.edges import odd_pass
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
 from foreshock_service.rules.presets import Presets, preset_for
+from foreshock_service.rules.warm_up import WarmUp, fold_warm_up
 
 PRIMARY = "mismatch.kl_k3"
 SECONDARY = "mismatch.kl_k2"
