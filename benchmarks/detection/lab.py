@@ -55,7 +55,7 @@ class Recorder:
         from foreshock.stats.pair import PairAccumulator
 
         landing = "update" if pair == "policy" and where.get("optimizer_step", 0) else pair
-        kept = {key: where[key] for key in ("seq_ids", "token_ids") if key in where}
+        kept: dict[str, Any] = {key: where[key] for key in ("seq_ids", "token_ids") if key in where}
         if "clip_range" in where:
             low, high = where["clip_range"]
             kept["clip_range"] = (1.0 - low, 1.0 + high)

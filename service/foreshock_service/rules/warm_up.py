@@ -1,4 +1,4 @@
-"""The learning-rate warm-up at the start of a run, from which no mismatch is learned: staleness scales with the rate."""
+"""The learning-rate warm-up at the start of a run: staleness scales with the rate, so no mismatch is learned in it."""
 
 from __future__ import annotations
 
