@@ -99,14 +99,17 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = _setting(
         None, "", "Key of the HMAC-SHA256 that signs what is posted to the webhook; empty: unsigned."
     )
+    alertmanager_url: SecretStr | None = _setting(
+        None, "", "Base URL of a Prometheus Alertmanager that alerts go to, as `http://alertmanager:9093`. Empty: none."
+    )
+    smtp_url: SecretStr | None = _setting(
+        None, "", "Mail server: `smtp://user:password@host:587` (STARTTLS) or `smtps://…`. Empty: no mail."
+    )
+    email_from: str = _setting("", "", "Sender of alert mails; needed with a mail server.")
+    email_to: str = _setting("", "", "Receivers of alert mails, separated by commas; needed with a mail server.")
     digest_over: int = _setting(
         10, "1/min", "Alerts a minute and channel; when more wait they leave as one digest.", ge=1, le=1000
     )
-
-    # Alerts
-    webhook_url: SecretStr | None = _setting(None, "", "Where alerts are posted as JSON; empty: nowhere.")
-    webhook_secret: SecretStr | None = _setting(None, "", "Key of the HMAC-SHA256 signature of those posts.")
-    slack_webhook_url: SecretStr | None = _setting(None, "", "A Slack incoming webhook for alerts; the URL is secret.")
 
     # Limits
     max_body_bytes: int = _setting(8 * MIB, "bytes", "Largest request body, as received.", ge=1024, le=1024 * MIB)

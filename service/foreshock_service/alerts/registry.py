@@ -7,7 +7,9 @@ from typing import Final
 
 import httpx
 
+from foreshock_service.alerts.alertmanager import Alertmanager
 from foreshock_service.alerts.base import Channel, new_client
+from foreshock_service.alerts.email import Email
 from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
 from foreshock_service.settings import Settings
@@ -28,7 +30,25 @@ def _slack_webhook(settings: Settings, client: httpx.Client) -> Channel | None:
     return SlackWebhook(client, settings.slack_webhook_url.get_secret_value(), settings.url)
 
 
-CHANNELS: Final[dict[str, Make]] = {Webhook.name: _webhook, SlackWebhook.name: _slack_webhook}
+def _alertmanager(settings: Settings, client: httpx.Client) -> Channel | None:
+    if settings.alertmanager_url is None:
+        return None
+    return Alertmanager(client, settings.alertmanager_url.get_secret_value(), settings.url)
+
+
+def _email(settings: Settings, client: httpx.Client) -> Channel | None:
+    if settings.smtp_url is None:
+        return None
+    url = settings.smtp_url.get_secret_value()
+    return Email(client, url, settings.email_from, settings.email_to, settings.url)
+
+
+CHANNELS: Final[dict[str, Make]] = {
+    Webhook.name: _webhook,
+    SlackWebhook.name: _slack_webhook,
+    Alertmanager.name: _alertmanager,
+    Email.name: _email,
+}
 
 
 def configured(settings: Settings, client: httpx.Client | None = None) -> dict[str, Channel]:

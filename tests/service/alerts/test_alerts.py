@@ -295,9 +295,12 @@ def test_verdicts_and_bad_ends_are_told_and_routine_is_not(store: Store, make_ru
 def test_settings_say_which_channels_there_are_and_hide_their_secrets(client: httpx.Client) -> None:
     assert configured(Settings(), client) == {}
     settings = Settings(
-        webhook_url="http://127.0.0.1/x", webhook_secret="s3cret", slack_webhook_url="http://127.0.0.1/slack"  # type: ignore[arg-type]
+        webhook_url="http://127.0.0.1/x", webhook_secret="s3cret", slack_webhook_url="http://127.0.0.1/slack",  # type: ignore[arg-type]
+        alertmanager_url="http://u:s3cret@127.0.0.1", smtp_url="smtp://u:s3cret@127.0.0.1",  # type: ignore[arg-type]
+        email_from="fs@example.org", email_to="ada@example.org",
     )  # fmt: skip
-    assert set(configured(settings, client)) == set(CHANNELS) == {"webhook", "slack_webhook"}
+    assert set(configured(settings, client)) == set(CHANNELS)
+    assert {"webhook", "slack_webhook", "alertmanager", "email"} <= set(CHANNELS)
     assert "s3cret" not in repr(settings)
     assert "/slack" not in repr(settings)
 
