@@ -137,6 +137,15 @@ def test_what_cannot_be_judged_says_why(data, why, tmp_path):
     assert why in report.problem
 
 
+def test_event_files_of_several_runs_are_not_taken_for_one(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.out.tfevents.1.host").write_bytes(b"")
+    report = logs.judged(tmp_path)
+    assert report.verdict == "unreadable"
+    assert "several runs" in report.problem
+
+
 def test_a_folder_with_several_logs_asks_which(tmp_path):
     for name in "ab":
         write(tmp_path / f"{name}.jsonl", [logs.trl(r) for r in logs.steps(3)])

@@ -85,6 +85,24 @@ def test_a_growing_log_is_judged_as_it_grows(tmp_path):
     assert seen.index(("open", "entropy_blowup")) < seen.index(("open", "reward_collapse"))
 
 
+def test_a_followed_log_may_begin_empty_and_with_half_a_line(tmp_path):
+    path = tmp_path / "live.jsonl"
+    path.touch()
+    rows = [json.dumps(logs.trl(r)) + "\n" for r in logs.steps(10)]
+
+    def write() -> None:
+        for piece in (rows[0][:20], rows[0][20:] + "".join(rows[1:])):
+            time.sleep(0.4)
+            with path.open("a") as file:
+                file.write(piece)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    report = logs.judged(path, follow_idle_s=2.0)
+    writer.join()
+    assert (report.format, report.steps) == ("jsonl", 10)
+
+
 def test_a_followed_file_that_shrinks_is_begun_anew(tmp_path):
     path = tmp_path / "live.jsonl"
     rows = [json.dumps(logs.trl(r)) + "\n" for r in logs.steps(40)]

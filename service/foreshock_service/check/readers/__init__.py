@@ -6,6 +6,7 @@ A folder stands for its event files, else for the one log that lies in it.
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from foreshock_service.check.readers import (
 )
 from foreshock_service.check.readers.base import Notes, Reader, Row, Unreadable
 from foreshock_service.check.readers.numbers import number, parsed_json
-from foreshock_service.check.readers.source import Rejoined, encoding_of, opened, plain
+from foreshock_service.check.readers.source import POLL_S, Rejoined, encoding_of, opened, plain
 
 HEAD: Final = 1 << 20
 """Bytes that are looked at to tell the format: console logs begin with long configurations."""
@@ -44,11 +45,16 @@ def open_log(path: Path, *, follow_idle_s: float | None = None) -> Log:
     notes = Notes()
     if path.is_dir():
         events = sorted(path.rglob("*.tfevents.*"))
+        if len(folders := sorted({str(event.parent) for event in events})) > 1:
+            some = ", ".join(folders[:5])
+            raise Unreadable(f"event files of several runs ({some}): name the folder of one")
         if events:
             if follow_idle_s is not None and len(events) == 1:
                 return open_log(events[0], follow_idle_s=follow_idle_s)
             return Log("tensorboard", tensorboard.merged(events, notes), notes)
         return open_log(_only_log(path), follow_idle_s=follow_idle_s)
+    if follow_idle_s is not None:
+        _await_line(path, follow_idle_s)
     pipe = None
     stream = opened(path, notes)
     try:
@@ -69,6 +75,20 @@ def open_log(path: Path, *, follow_idle_s: float | None = None) -> Log:
             yield from reader(stream, notes)
 
     return Log(log_format, rows(), notes)
+
+
+def _await_line(path: Path, idle_s: float) -> None:
+    """Waits for the first whole line of a log that is followed: half of one tells no format."""
+    since = time.monotonic()
+    while not (idle_s and time.monotonic() - since >= idle_s):
+        try:
+            with path.open("rb") as file:
+                head = file.read(HEAD)
+        except OSError as error:
+            raise Unreadable(f"cannot be read: {error.strerror or error}") from error
+        if b"\n" in head or b"\r" in head or len(head) >= HEAD:
+            return
+        time.sleep(POLL_S)
 
 
 def detect(head: bytes) -> tuple[str, Reader]:

@@ -36,6 +36,8 @@ _LABEL: Final = re.compile(
     + r")(?=[\s|,;\])s%]|$)",
     re.IGNORECASE,
 )
+MAX_LOOSE: Final = 4096
+"""Characters; longer lines are no tqdm bar and no labelled step, and would cost the looser patterns much time."""
 ASIDE: Final = frozenset({"rollout", "perf", "eval"})
 """slime counts rollouts and optimizer steps apart: a line of the former belongs to the step that follows."""
 
@@ -85,7 +87,7 @@ class Blocks:
 
 def bar(line: str) -> Row | None:
     """A tqdm bar with figures behind it. An inner bar (`Train epoch`) counts once, when it is full, and has no step."""
-    if "=" not in line or (found := _BAR.search(line)) is None:
+    if "=" not in line or len(line) > MAX_LOOSE or (found := _BAR.search(line)) is None:
         return None
     values = {name: float(said.replace("_", "")) for name, said in _POSTFIX.findall(found[3])}
     if not values:
@@ -97,7 +99,7 @@ def bar(line: str) -> Row | None:
 
 def labelled(line: str) -> Row | None:
     """`Step 3 | Reward: 0.31 | …` and its relatives: a step and at least two named figures."""
-    if (found := _STEP.search(line)) is None:
+    if len(line) > MAX_LOOSE or (found := _STEP.search(line)) is None:
         return None
     values: dict[str, float] = {}
     for name, said in _LABEL.findall(line, found.end()):

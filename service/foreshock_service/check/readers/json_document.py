@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, BinaryIO, Final
 
+from foreshock_service.check.aliases import is_training
 from foreshock_service.check.readers.base import Notes, Row, Unreadable
 from foreshock_service.check.readers.numbers import flat, number, parsed_json, split_step
 from foreshock_service.check.readers.source import chunks
@@ -83,8 +84,8 @@ def _without_list(text: str, notes: Notes) -> Iterator[Row]:
     if not isinstance(said, dict):
         raise Unreadable("a JSON document without objects")
     columns = {name: values for name, values in said.items() if isinstance(values, list) and len(values) > 1}
-    if not columns:
-        step, values = split_step(flat(said))
+    step, values = split_step(flat(said))
+    if not columns or is_training(values):
         if values:
             yield Row(step, values)
         return
