@@ -165,7 +165,7 @@ def prime_console(folder: Path, rows: list[dict[str, float]]) -> Path:
     path = folder / "prime.log"
     path.write_text(
         "\n".join(
-            f"12:00:0{r['step'] % 10} SUCCESS Step {r['step']} | Time: 6.2s | Reward: {r['reward']:.4f} | "
+            f"12:00:00 DEBUG Micro Step 1/8 | Loss: 9.9 | Entropy: 9.9\n12:00:0{r['step'] % 10} SUCCESS Step {r['step']} | Time: 6.2s | Reward: {r['reward']:.4f} | "
             f"Loss: {r['loss']:.4f} | Entropy: {r['entropy']:.4f} | Grad. Norm: {r['grad_norm']:.4f}"
             for r in rows
         )
