@@ -47,7 +47,7 @@ def sizes(rows: list[dict[str, Any]], out: Path) -> None:
     axes.set_title("How large each condition's disagreement is, and what a hundred steps do", fontsize=10)
     for word, colour in list(COLOURS.items())[:4]:
         axes.plot([], [], "o", color=colour, label=f"worst seed {word}")
-    axes.legend(fontsize=7, loc="lower right")
+    axes.legend(fontsize=7, loc="center")
     axes.grid(axis="x", alpha=0.2)
     figure.tight_layout()
     figure.savefig(out / "onpolicy-disagreement-sizes.png", dpi=110)
@@ -63,7 +63,7 @@ def courses(results: list[Run], out: Path) -> None:
         (grid[0, 0], "reward of learnable problems", lambda s: s["reward"], 5),
         (grid[0, 1], "truncated share", lambda s: s["truncated"], 5),
         (grid[1, 0], "gradient norm", lambda s: s["grad_norm"], 5),
-        (grid[1, 1], "policy.kl_k2 (nats)", lambda s: max(s["policy"]["kl_k2"], FLOOR), 1),
+        (grid[1, 1], "policy.kl_k2 (nats; bottom: exactly 0)", lambda s: max(s["policy"]["kl_k2"], FLOOR), 1),
     )
     for axes, title, read, window in panels:
         for name, colour in COURSES.items():
@@ -75,10 +75,10 @@ def courses(results: list[Run], out: Path) -> None:
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.2)
     grid[1, 1].set_yscale("log")
-    grid[0, 0].legend(fontsize=7, loc="lower left")
     for axes in grid[1]:
         axes.set_xlabel("step")
-    figure.tight_layout()
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=len(COURSES), fontsize=8)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(out / "onpolicy-disagreement-courses.png", dpi=110)
     plt.close(figure)
 
@@ -100,9 +100,11 @@ def doses(rows: list[dict[str, Any]], results: list[Run], out: Path) -> None:
         "stale scoring": ("stale scoring",),
         "stale training": ("stale half", "stale rank", "stale training"),
         "wrong rows": ("old of", "misordered"),
-        "no disagreement of its own": ("identical", "mixed groups", "micro-batch"),
+        "zeros": ("old log-probs zero",),
+        "mixed groups": ("mixed groups",),
+        "nothing wrong": ("identical", "micro-batch", "seed without fault"),
     }
-    marks = ("o", "s", "D", "X", "^")
+    marks = ("o", "s", "D", "X", "P", "v", "^")
     figure, axes = plt.subplots(figsize=(8, 4.5))
     for (kind, words), mark in zip(kinds.items(), marks, strict=True):
         xs, ys = [], []
@@ -117,7 +119,7 @@ def doses(rows: list[dict[str, Any]], results: list[Run], out: Path) -> None:
     axes.set_xlabel("policy.kl_k2, median of the first twenty steps (nats; left edge: exactly 0)")
     axes.set_ylabel("learnable reward at the end")
     axes.set_title("The size of the disagreement does not decide: what caused it does", fontsize=10)
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="center")
     axes.grid(alpha=0.2)
     figure.tight_layout()
     figure.savefig(out / "onpolicy-disagreement-doses.png", dpi=110)
