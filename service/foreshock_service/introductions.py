@@ -101,6 +101,7 @@ def evaluator_rooms(engines: Engines, limits: Limits, alerts: Alerts) -> Evaluat
         incidents=book.apply,
         commands=consider,
         alerts=alerts,
+        quiet=policy.idle,
         verdict=lambda session, run_id, calibrated: book.verdict(session, run_id, calibrated=calibrated),
         expire=expire,
     )

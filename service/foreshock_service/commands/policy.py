@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from foreshock.wire.commands import TERMINAL_STATES, Action
@@ -26,6 +26,7 @@ from foreshock_service.commands.protocol import CommandChange
 from foreshock_service.commands.routes import Facts, ladder, next_kind
 from foreshock_service.commands.verdicts import Before
 from foreshock_service.diagnosis.window import bands_at, recent_steps
+from foreshock_service.incidents import book
 from foreshock_service.incidents.book import IncidentChange
 from foreshock_service.incidents.causes import upstream_first
 from foreshock_service.rules.interface import Observation, StepView
@@ -36,6 +37,20 @@ IS_CAP: Final = 2.0
 ROLLBACK_SCOPE: Final = ("weights", "optimizer", "scheduler", "rng", "data")
 AUTO: Final = "policy:auto"
 """Who `decided_by` names where policy approved."""
+
+# Built once: building a statement costs as much as running it.
+_UNSETTLED = select(CommandRow.id).where(
+    CommandRow.run_id == bindparam("b_run"),
+    CommandRow.state.not_in(TERMINAL_STATES) | ((CommandRow.state == "done") & CommandRow.verdict.is_(None)),
+)
+_UNSETTLED_ONE = _UNSETTLED.limit(1)
+_CHECKPOINT = select(Checkpoint.id).where(Checkpoint.run_id == bindparam("b_run"))
+_STANDING = select(
+    exists(select(Incident.id).where(Incident.run_id == bindparam("b_run"), Incident.status.in_(book.ACTIVE))),
+    exists(_UNSETTLED),
+    exists(_CHECKPOINT.where(Checkpoint.attempt == bindparam("b_attempt"), Checkpoint.status == "candidate")),
+    exists(_CHECKPOINT.where(Checkpoint.status != "quarantined")),
+)
 
 
 def consider(
@@ -78,6 +93,18 @@ def consider(
     return done
 
 
+def idle(session: Session, run: Run, seen: Observation) -> bool:
+    """True where, without findings, neither incidents nor commands nor checkpoints of this run need a look: one query.
+
+    `book.apply` and `consider` would then write nothing, and the verdict has no incident to speak of.
+    """
+    which = {"b_run": run.id, "b_attempt": seen.attempt}
+    active, unsettled, candidate, known = session.connection().execute(_STANDING, which).one()
+    if active or not isinstance(seen, StepView):
+        return not active
+    return not unsettled and not candidate and (known or not _wants_checkpoint(run))
+
+
 def mode(run: Run) -> str:
     """The run's mode; `observe` until anyone says otherwise."""
     return run.mode or "observe"
@@ -85,11 +112,7 @@ def mode(run: Run) -> str:
 
 def _unsettled(session: Session, run: Run) -> bool:
     """True where a command of the run is not over, or is done and not judged."""
-    query = select(CommandRow.id).where(
-        CommandRow.run_id == run.id,
-        CommandRow.state.not_in(TERMINAL_STATES) | ((CommandRow.state == "done") & CommandRow.verdict.is_(None)),
-    )
-    return session.execute(query.limit(1)).first() is not None
+    return session.connection().execute(_UNSETTLED_ONE, {"b_run": run.id}).first() is not None
 
 
 def _keep_checkpoints(
@@ -161,8 +184,7 @@ def _propose_next(
 
 def _ask_first_checkpoint(session: Session, run: Run, at: Look, now: float, limits: Limits) -> list[CommandChange]:
     """Act modes need something to roll back to: without a checkpoint after a few steps, one is asked for."""
-    able = {"rollback", "checkpoint_now"} <= set(run.capabilities or ())
-    if not able or mode(run) == "observe" or at.active or checkpoints.any_known(session, run.id):
+    if not _wants_checkpoint(run) or at.active or checkpoints.any_known(session, run.id):
         return []
     past = recent_steps(session, run.id, run.attempt, upto=at.seen.step, steps=limits.checkpoint_grace_steps + 1)
     if len(past) <= limits.checkpoint_grace_steps:
@@ -178,6 +200,10 @@ def _ask_first_checkpoint(session: Session, run: Run, at: Look, now: float, limi
         limits=limits,
     )
     return [change] if change else []
+
+
+def _wants_checkpoint(run: Run) -> bool:
+    return {"rollback", "checkpoint_now"} <= set(run.capabilities or ()) and mode(run) != "observe"
 
 
 def _approve_waiting(session: Session, run: Run, seen: StepView, now: float, limits: Limits) -> list[CommandChange]:

@@ -6,22 +6,22 @@ import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import msgspec
-from sqlalchemy import CursorResult, insert, or_, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire import Frame
 from foreshock_service.rules.interface import Observation, Outcome, StepView
 from foreshock_service.store import completeness
 from foreshock_service.store.flags import Flag, names
-from foreshock_service.store.models import Attempt, EvaluationState, FrameRow, Notice, Point, Run, Step
+from foreshock_service.store.models import Attempt, FrameRow, Notice, Point, Step
 from foreshock_service.store.points import Positions
+from foreshock_service.workers.holding import Held
 from foreshock_service.workers.merging import Merged, merge_frames
-from foreshock_service.workers.rooms import Engine, Rooms
+from foreshock_service.workers.rooms import Rooms
 
 logger = logging.getLogger(__name__)
 
@@ -30,60 +30,58 @@ BATCH = 32
 MEDIAN_OVER = 16
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
-
-class LeaseLostError(Exception):
-    """Another replica took the run over: everything of this transaction must be rolled back."""
-
-
-@dataclass
-class Held:
-    """A run under this replica's lease, its row locked, its rules' state loaded."""
-
-    run: Run
-    row: EvaluationState
-    engine: Engine
-    pack_hash: str
-    state: Any
-    calibrated: bool = False
-    notify: bool = False
-    """Incidents, commands or the verdict changed: long-polls must wake after the commit."""
-
-
-def hold(session: Session, rooms: Rooms, run_id: int, owner: str, now: float, lease_s: float) -> Held | None:
-    """Claims or renews the run's lease and locks run and state until the commit; None where another replica has it.
-
-    Where another transaction is at it this very moment, its lock is not waited for.
-    """
-    row = session.scalars(
-        select(EvaluationState)
-        .where(
-            EvaluationState.run_id == run_id,
-            or_(EvaluationState.owner == owner, EvaluationState.owner.is_(None), EvaluationState.lease_until < now),
-        )
-        .with_for_update(skip_locked=True, key_share=True)
-    ).first()
-    if row is None:
-        return None
-    run = session.scalars(select(Run).where(Run.id == run_id).with_for_update(key_share=True)).first()
-    if run is None:
-        return None
-    if row.owner != owner:
-        row.owner, row.fence = owner, row.fence + 1
-    row.lease_until = now + lease_s
-    engine, pack_hash = rooms.engine(run.rules)
-    return Held(run, row, engine, pack_hash, engine.load(row.state))
+# Built once: building a statement costs as much as running it.
+_DUE = (
+    select(Step.attempt, Step.step, Step.first_at, Step.event_at, Step.due_at, Step.flags, Step.reported, Step.expected)
+    .where(Step.run_id == bindparam("b_run"), Step.evaluated_at.is_(None))
+    .order_by(Step.attempt, Step.step)
+    .limit(bindparam("b_most"))
+)
+_FRAMES = (
+    select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.flags, FrameRow.body)
+    .where(
+        FrameRow.run_id == bindparam("b_run"),
+        FrameRow.attempt == bindparam("b_attempt"),
+        FrameRow.step.in_(bindparam("b_steps", expanding=True)),
+        FrameRow.received_at >= bindparam("b_since"),
+    )
+    .order_by(FrameRow.received_at, FrameRow.sequence)
+)
+_NOTICES = (
+    select(Notice.id, Notice.attempt, Notice.step, Notice.kind, Notice.role, Notice.rank, Notice.data)
+    .where(Notice.run_id == bindparam("b_run"), Notice.consumed.is_(False))
+    .order_by(Notice.id)
+)
+_CONSUME = (
+    update(Notice.__table__)  # type: ignore[arg-type]
+    .where(Notice.id.in_(bindparam("b_ids", expanding=True)))
+    .values(consumed=True)
+)
+_EXPECTED = select(Attempt.expected_ranks).where(
+    Attempt.run_id == bindparam("b_run"), Attempt.ordinal == bindparam("b_attempt")
+)
+_POINT = insert(Point.__table__)  # type: ignore[arg-type]
+_EVALUATED = (
+    update(Step.__table__)  # type: ignore[arg-type]
+    .where(
+        Step.run_id == bindparam("b_run"),
+        Step.attempt == bindparam("b_attempt"),
+        Step.step.in_(bindparam("b_steps", expanding=True)),
+    )
+    .values(evaluated_at=bindparam("b_now"))
+)
+_TIMES = (
+    select(Point.step, Point.at)
+    .where(Point.run_id == bindparam("b_run"), Point.attempt == bindparam("b_attempt"))
+    .order_by(Point.step.desc())
+    .limit(MEDIAN_OVER + 1)
+)
 
 
 def due_steps(session: Session, run_id: int, now: float, most: int = BATCH) -> list[Any]:
     """The steps to evaluate now: in order of (attempt, step), up to the first that is still waited for."""
-    query = (
-        select(Step.attempt, Step.step, Step.first_at, Step.event_at, Step.due_at, Step.flags)
-        .where(Step.run_id == run_id, Step.evaluated_at.is_(None))
-        .order_by(Step.attempt, Step.step)
-        .limit(most)
-    )
     found = []
-    for row in session.execute(query):
+    for row in session.connection().execute(_DUE, {"b_run": run_id, "b_most": most}):
         if row.due_at > now:
             break
         found.append(row)
@@ -91,61 +89,55 @@ def due_steps(session: Session, run_id: int, now: float, most: int = BATCH) -> l
 
 
 def evaluate_steps(session: Session, rooms: Rooms, held: Held, steps: Sequence[Any], now: float, most: int) -> None:
-    """Folds these steps through the rules and writes points, incidents, commands, alerts and the new state."""
+    """Folds these steps through the rules and writes points, incidents, commands, alerts."""
     run, row = held.run, held.row
     frames = _load_frames(session, run.id, steps)
-    notices = list(
-        session.scalars(select(Notice).where(Notice.run_id == run.id, Notice.consumed.is_(False)).order_by(Notice.id))
-    )
-    positions = Positions(session, run.id, most)
+    notices = session.connection().execute(_NOTICES, {"b_run": run.id}).all()
+    consumed: list[int] = []
+    positions = Positions(session, run.id, most, held.memory.positions)
+    held.memory.positions = positions.known
     ranks = _Ranks(session, run.id)
     for step in steps:
         due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
         notices = [n for n in notices if n not in due]
+        consumed += [n.id for n in due]
         _enter(held, step, due)
         rows = frames[(step.attempt, step.step)]
         merged = merge_frames(_first_claimants(rows))
         view = _view(held, step, merged, rows, due, ranks)
-        outcome = observe(session, rooms, held, view, now, may_command=not Flag(step.flags) & Flag.REPLAYED)
+        outcome = fold(held, view, now)
+        # Before the others look: what judges a step also reads its baselines.
         _insert_point(session, held, step, merged, view, outcome, positions)
+        follow(session, rooms, held, view, outcome, now, may_command=not Flag(step.flags) & Flag.REPLAYED)
         row.attempt, row.step = step.attempt, step.step
-        for notice in due:
-            notice.consumed = True
+    if consumed:
+        session.connection().execute(_CONSUME, {"b_ids": consumed})
     _finish_steps(session, held, steps, now)
 
 
-def observe(session: Session, rooms: Rooms, held: Held, seen: Observation, now: float, *, may_command: bool) -> Outcome:
-    """One observation through the rules, and what follows from it: incidents, commands, alerts."""
+def fold(held: Held, seen: Observation, now: float) -> Outcome:
+    """One observation through the rules."""
     held.state, outcome = held.engine.evaluate(held.state, seen, now)
+    held.calibrated = held.calibrated or bool(outcome.bands)
+    return outcome
+
+
+def follow(
+    session: Session, rooms: Rooms, held: Held, seen: Observation, outcome: Outcome, now: float, *, may_command: bool
+) -> None:
+    """What follows from an outcome: incidents, commands, alerts. One query where there is nothing to do."""
     run = held.run
+    if "silent_run" in outcome.firing and run.status == "running":
+        held.change(status="silent")
+        held.notify = True
+    held.quiet = not outcome.findings and rooms.quiet(session, run, seen)
+    if held.quiet:
+        return
     changes = rooms.incidents(session, run, seen, outcome, now)
     commands = rooms.commands(session, run, seen, changes, now, may_command)
     if changes or commands:
         rooms.alerts(session, run, changes, commands, now)
         held.notify = True
-    held.calibrated = held.calibrated or bool(outcome.bands)
-    if "silent_run" in outcome.firing and run.status == "running":
-        run.status, held.notify = "silent", True
-    return outcome
-
-
-def commit_state(session: Session, rooms: Rooms, held: Held, owner: str, now: float) -> None:
-    """Writes state and verdict on the condition that the lease is still this replica's. Raises `LeaseLostError`."""
-    run, row = held.run, held.row
-    session.flush()
-    verdict = rooms.verdict(session, run.id, held.calibrated)
-    if verdict != run.verdict:
-        run.verdict, held.notify = verdict, True
-        session.flush()
-    done = session.execute(
-        update(EvaluationState)
-        .where(EvaluationState.run_id == run.id, EvaluationState.owner == owner, EvaluationState.fence == row.fence)
-        .values(state=held.engine.dump(held.state), pack_hash=held.pack_hash, evaluated_at=now)
-        .execution_options(synchronize_session=False)
-    )
-    assert isinstance(done, CursorResult)
-    if done.rowcount == 0:
-        raise LeaseLostError(f"run {run.id}")
 
 
 def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
@@ -155,17 +147,8 @@ def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tu
     since = min(step.first_at for step in steps) - 1.0
     found: dict[tuple[int, int], list[Any]] = defaultdict(list)
     for attempt, numbers in wanted.items():
-        query = (
-            select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.flags, FrameRow.body)
-            .where(
-                FrameRow.run_id == run_id,
-                FrameRow.attempt == attempt,
-                FrameRow.step.in_(numbers),
-                FrameRow.received_at >= since,
-            )
-            .order_by(FrameRow.received_at, FrameRow.sequence)
-        )
-        for row in session.execute(query):
+        which = {"b_run": run_id, "b_attempt": attempt, "b_steps": numbers, "b_since": since}
+        for row in session.connection().execute(_FRAMES, which):
             found[(attempt, row.step)].append(row)
     return found
 
@@ -175,7 +158,7 @@ def _first_claimants(rows: Sequence[Any]) -> list[Frame]:
     return [decode_frame(row.body) for row in rows if not row.flags & Flag.DUPLICATE_RANK]
 
 
-def _enter(held: Held, step: Any, notices: Sequence[Notice]) -> None:
+def _enter(held: Held, step: Any, notices: Sequence[Any]) -> None:
     """Begins a new segment where the attempt is new or a setting changed."""
     row = held.row
     settings = dict(row.settings)
@@ -199,15 +182,11 @@ class _Ranks:
         self._declared: dict[int, dict[str, Any]] = {}
 
     def awaited(self, step: Any) -> frozenset[completeness.Rank]:
+        if step.reported >= step.expected:
+            return frozenset()  # ingest saw everyone come
         if step.attempt not in self._declared:
-            self._declared[step.attempt] = (
-                self._session.scalar(
-                    select(Attempt.expected_ranks).where(
-                        Attempt.run_id == self._run_id, Attempt.ordinal == step.attempt
-                    )
-                )
-                or {}
-            )
+            which = {"b_run": self._run_id, "b_attempt": step.attempt}
+            self._declared[step.attempt] = self._session.connection().execute(_EXPECTED, which).scalar() or {}
         declared = self._declared[step.attempt]
         if declared:
             return completeness.expected(step.step, declared, {})
@@ -220,7 +199,7 @@ class _Ranks:
 
 
 def _view(
-    held: Held, step: Any, merged: Merged, rows: Sequence[Any], notices: Sequence[Notice], ranks: _Ranks
+    held: Held, step: Any, merged: Merged, rows: Sequence[Any], notices: Sequence[Any], ranks: _Ranks
 ) -> StepView:
     present = {(row.role, row.rank) for row in rows}
     awaited = ranks.awaited(step)
@@ -252,42 +231,40 @@ def _insert_point(
     if left_out:
         logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
     odd = Flag(step.flags) & ~(Flag.LATE | Flag.NON_FINITE)
-    session.execute(
-        insert(Point).values(
-            run_id=held.run.id,
-            attempt=step.attempt,
-            step=step.step,
-            at=step.event_at,
-            values=values,
-            missing=merged.missing,
-            worst=merged.worst,
-            evidence=merged.evidence,
-            reported=view.reported,
-            expected=view.expected,
-            segment=held.row.segment,
-            bands=dict(outcome.bands),
-            flag=bool(odd) or view.reported < view.expected,
-        )
+    session.connection().execute(
+        _POINT,
+        {
+            "run_id": held.run.id,
+            "attempt": step.attempt,
+            "step": step.step,
+            "at": step.event_at,
+            "values": values,
+            "missing": merged.missing,
+            "worst": merged.worst,
+            "evidence": merged.evidence,
+            "reported": view.reported,
+            "expected": view.expected,
+            "segment": held.row.segment,
+            "bands": dict(outcome.bands),
+            "flag": bool(odd) or view.reported < view.expected,
+        },
     )
     if step.attempt == held.run.attempt:
-        held.run.last_step = step.step
+        held.change(last_step=step.step)
 
 
 def _finish_steps(session: Session, held: Held, steps: Sequence[Any], now: float) -> None:
-    run = held.run
+    connection, run = session.connection(), held.run
     for attempt in {step.attempt for step in steps}:
-        session.execute(
-            update(Step)
-            .where(
-                Step.run_id == run.id,
-                Step.attempt == attempt,
-                Step.step.in_([s.step for s in steps if s.attempt == attempt]),
-            )
-            .values(evaluated_at=now)
-            .execution_options(synchronize_session=False)
-        )
-    query = select(Point.at).where(Point.run_id == run.id, Point.attempt == steps[-1].attempt)
-    times = list(session.scalars(query.order_by(Point.step.desc()).limit(MEDIAN_OVER + 1)))
-    gaps = [later - earlier for later, earlier in pairwise(times) if later > earlier]
+        numbers = [s.step for s in steps if s.attempt == attempt]
+        connection.execute(_EVALUATED, {"b_run": run.id, "b_attempt": attempt, "b_steps": numbers, "b_now": now})
+    attempt = steps[-1].attempt
+    if held.memory.times is not None and held.memory.times[0] == attempt:
+        times = held.memory.times[1] + [(s.step, s.event_at) for s in steps if s.attempt == attempt]
+    else:
+        times = [(s, at) for s, at in connection.execute(_TIMES, {"b_run": run.id, "b_attempt": attempt})]
+    times = sorted(times)[-MEDIAN_OVER - 1 :]
+    held.memory.times = (attempt, times)
+    gaps = [later - earlier for (_, earlier), (_, later) in pairwise(times) if later > earlier]
     if gaps:
-        run.median_step_s = statistics.median(gaps)
+        held.change(median_step_s=statistics.median(gaps))

@@ -10,6 +10,7 @@ a durable commit of its own.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,15 +23,8 @@ from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
-from foreshock_service.workers.evaluation import (
-    BATCH,
-    LeaseLostError,
-    commit_state,
-    due_steps,
-    evaluate_steps,
-    hold,
-    observe,
-)
+from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow
+from foreshock_service.workers.holding import LeaseLostError, Memories, hold, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
 from foreshock_service.workers.ticks import runs_to_tick, tick_of
@@ -40,6 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 SWEEP_S = 5.0
 EXPIRING = ("proposed", "approved", "delivered", "accepted")
+_WAITING = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)
 
 
 @dataclass
@@ -77,17 +72,23 @@ class Evaluator:
         self._tick_s = tick_s
         self._most = max_signals_per_run
         self._clock = clock
+        self._memories = Memories()
+        self._ticked: dict[int, float] = {}
+        """Run → its last tick, which is written down only where it changed something."""
         self.counts = EvaluatorCounts()
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set, then gives its leases back."""
-        next_tick = next_sweep = 0.0
-        wait_s = 0.0
+        next_tick = next_sweep = next_look = 0.0
         while not stop.is_set():
-            self._hub.wait_stepped(wait_s)
+            for run_id in self._hub.wait_stepped(next_look - time.monotonic()):
+                # A run that was named is evaluated without looking around first.
+                if not stop.is_set() and self.evaluate_run(run_id) >= BATCH:
+                    next_look = 0.0
             if stop.is_set():
                 break
-            wait_s = self.evaluate_due()
+            if time.monotonic() >= next_look:
+                next_look = self.evaluate_due() + time.monotonic()
             now = time.monotonic()
             if now >= next_tick:
                 self.tick()
@@ -106,8 +107,7 @@ class Evaluator:
         """Evaluates everything due now, a batch of each run in turn; returns the seconds until the next step is due."""
         now = self._clock()
         with self._store.read() as session:
-            query = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)
-            due_at = dict(session.execute(query).all())
+            due_at = dict(session.connection().execute(_WAITING).all())
         waiting = [run_id for run_id, at in due_at.items() if at <= now]
         more = False
         for run_id in waiting:
@@ -143,16 +143,16 @@ class Evaluator:
 
     def _evaluate(self, run_id: int, most: int) -> int:
         now = self._clock()
+        memory = self._memories.take(run_id)
         with self._store.write(durable=False) as session:
-            if not due_steps(session, run_id, now, 1):
-                return 0
-            held = hold(session, self._rooms, run_id, self.owner, now, self._lease_s)
-            # Read again: another replica may have evaluated them before the lock was had.
+            held = hold(session, self._rooms, run_id, self.owner, now, memory)
+            # Read behind the lock: another replica may have evaluated them before it was had.
             steps = due_steps(session, run_id, now, most) if held is not None else []
             if held is None or not steps:
                 return 0
             evaluate_steps(session, self._rooms, held, steps, now, self._most)
-            commit_state(session, self._rooms, held, self.owner, now)
+            save(session, self._rooms, held, self.owner, now, self._lease_s)
+        self._memories.keep(run_id, held.memory)
         self.counts.steps += len(steps)
         if held.notify:
             self._hub.changed(run_id)
@@ -176,7 +176,10 @@ class Evaluator:
         now = self._clock()
         with self._store.read() as session:
             run_ids = runs_to_tick(session, self.owner, now, self._tick_s)
+        self._ticked = {run_id: at for run_id in run_ids if (at := self._ticked.get(run_id)) is not None}
         for run_id in run_ids:
+            if now - self._ticked.get(run_id, -math.inf) < self._tick_s:
+                continue
             try:
                 self._tick(run_id, now)
             except LeaseLostError:
@@ -185,15 +188,19 @@ class Evaluator:
                 logger.exception("the tick of run %d failed", run_id)
 
     def _tick(self, run_id: int, now: float) -> None:
+        memory = self._memories.take(run_id)
         with self._store.write(durable=False) as session:
-            held = hold(session, self._rooms, run_id, self.owner, now, self._lease_s)
+            held = hold(session, self._rooms, run_id, self.owner, now, memory)
             if held is None:
                 return
             seen = tick_of(session, held.run, held.row.step, now)
-            held.row.ticked_at = now
             held.calibrated = held.run.verdict != "unknown"
-            observe(session, self._rooms, held, seen, now, may_command=True)
-            commit_state(session, self._rooms, held, self.owner, now)
+            follow(session, self._rooms, held, seen, fold(held, seen, now), now, may_command=True)
+            if not held.quiet or held.changed or held.state != held.before or seen.finished:
+                held.row.ticked_at = now
+                save(session, self._rooms, held, self.owner, now, self._lease_s)
+        self._memories.keep(run_id, held.memory)
+        self._ticked[run_id] = now
         self.counts.ticks += 1
         if held.notify:
             self._hub.changed(run_id)

@@ -26,6 +26,10 @@ def _none(*_: Any) -> Sequence[Any]:
     return ()
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
 def _unknown(_session: Session, _run_id: int, _calibrated: bool) -> str:
     return "unknown"
 
@@ -40,6 +44,9 @@ class Rooms:
     commands: Callable[[Session, Run, Observation, Sequence[Any], float, bool], Sequence[Any]] = _none
     """(session, run, seen, incident changes, now, may_command)."""
     alerts: Callable[[Session, Run, Sequence[Any], Sequence[Any], float], object] = _none
+    quiet: Callable[[Session, Run, Observation], bool] = _never
+    """Asked where the rules found nothing new: True where nothing is open, pending or to be looked after either, so
+    that incidents, commands and verdict need not be asked. The verdict is then healthy, or unknown until calibrated."""
     verdict: Callable[[Session, int, bool], str] = _unknown
     """(session, run_id, calibrated) → healthy · warning · critical · unknown."""
     expire: Callable[[Session, float], Collection[int]] = _none

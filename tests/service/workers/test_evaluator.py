@@ -16,8 +16,8 @@ from foreshock_service.rules.interface import StepView, Tick
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import names
 from foreshock_service.store.models import CommandRow, EvaluationState, Incident, Point, Run, SignalName, Step
-from foreshock_service.workers.evaluation import commit_state
 from foreshock_service.workers.evaluator import Evaluator
+from foreshock_service.workers.holding import save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
 
@@ -280,14 +280,14 @@ def test_a_replica_whose_fence_has_gone_commits_nothing(
 
     trainer = new_trainer()
     send(trainer.envelope(trainer.frame(1, {"loss": 9.0}), expected_ranks={"trainer": 1}))
-    commit = commit_state
+    commit = save
 
-    def overtaken(session: Any, rooms: Any, held: Any, owner: str, now: float) -> None:
+    def overtaken(session: Any, rooms: Any, held: Any, owner: str, now: float, lease_s: float) -> None:
         session.flush()
         session.execute(update(EvaluationState).values(fence=99).execution_options(synchronize_session=False))
-        commit(session, rooms, held, owner, now)
+        commit(session, rooms, held, owner, now, lease_s)
 
-    monkeypatch.setattr(module, "commit_state", overtaken)
+    monkeypatch.setattr(module, "save", overtaken)
     evaluator.evaluate_due()
     assert evaluator.counts.leases_lost == 1
     assert rows(store, Point) == rows(store, Incident) == rows(store, CommandRow) == []
