@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +33,32 @@ class Job:
     """healthy, untreated or treated: the last part of the run's name, and the key of the report."""
     illness: str
     mode: str
+    project: str = "demo"
+
+    @property
+    def run(self) -> str:
+        """Its name at the service."""
+        return f"{self.project}/{self.name}"
+
+
+def clear(folder: Path) -> None:
+    """Makes `folder`, and takes away what an earlier demo left there: its runs had the same names.
+
+    Raises `DemoError` where a service still holds the database.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = folder / "foreshock.db.lock"
+    if held.exists():
+        with held.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DemoError(f"a service holds {folder / 'foreshock.db'}: end it, or choose another --out") from None
+    for leftover in ("checkpoints", "spool"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    for pattern in ("foreshock.db*", "service.log", *(f"{name}.*" for name in ("healthy", "untreated", "treated"))):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def free_port() -> int:
@@ -42,17 +70,17 @@ def free_port() -> int:
 
 
 class Service:
-    """`foreshock serve` on SQLite in `folder`, on loopback. `start` returns once it answers `/readyz`."""
+    """`foreshock serve` on loopback; `start` returns once it answers `/readyz`. By default on SQLite in `folder`."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, database_url: str | None = None) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "service.log"
-        self._database = f"sqlite:///{(folder / 'foreshock.db').resolve()}"
+        self._database = database_url or f"sqlite:///{(folder / 'foreshock.db').resolve()}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Raises `DemoError` when it does not answer within a minute."""
+        """Also again, after `kill`. Raises `DemoError` when it does not answer within a minute."""
         command = [sys.executable, "-m", "foreshock_service.cli", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--database-url", self._database]
         with self.log.open("ab") as log:
@@ -70,6 +98,12 @@ class Service:
         self.stop()
         raise DemoError(f"the service did not start:\n{tail(self.log)}")
 
+    def kill(self) -> None:
+        """SIGKILL, and it is gone when this returns."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
     def stop(self) -> None:
         """Asks it to end, waits, and kills it after ten seconds."""
         end(self.process)
@@ -83,7 +117,7 @@ class Training:
         self.out = folder / f"{job.name}.json"
         self.log = folder / f"{job.name}.log"
         self._command = [sys.executable, "-m", "lab.train", "--seed", str(seed), "--illness", job.illness]
-        self._command += ["--onset", str(onset), "--steps", str(steps), "--run", f"demo/{job.name}"]
+        self._command += ["--onset", str(onset), "--steps", str(steps), "--run", job.run]
         self._command += ["--mode", job.mode, "--checkpoints", str(folder / "checkpoints" / job.name)]
         self._command += ["--out", str(self.out)]
         self._environment = {

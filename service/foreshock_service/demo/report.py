@@ -61,11 +61,11 @@ def build(illness: str, seed: int, onset: int, trainings: list[Training], reader
                 "run": name,
                 **{k: i[k] for k in ("rule", "severity", "status", "opened_step", "onset_step", "edge", "message")},
             }
-            for i in reader.incidents(f"demo/{name}")
+            for i in reader.incidents(training.job.run)
         ]
         report["commands"] += [
             {"run": name, **{k: c[k] for k in ("kind", "state", "issued_step", "done_step", "reason", "verdict")}}
-            for c in reader.commands(f"demo/{name}")
+            for c in reader.commands(training.job.run)
         ]
     return report
 

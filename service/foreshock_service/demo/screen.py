@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from foreshock_service.demo.expectations import Check
 
+Show = Callable[[str, dict[str, Any] | None, str], None]
+"""(run, what the service says of its health, a word about its gravest incident)"""
+COLOURS = {"healthy": "green", "warning": "yellow", "critical": "red", "unknown": "white", "waiting": "white"}
+PLAIN_EVERY = 20
+"""Steps between two lines of a run where the output is no terminal."""
 
-def progress(console: Console) -> Progress:
-    """Bars with the run's verdict behind them."""
-    return Progress(
+
+@contextmanager
+def progress(console: Console, names: Sequence[str], steps: int) -> Iterator[Show]:
+    """A bar a run with its verdict behind it; where the output is no terminal, a line whenever something changed."""
+    if not console.is_terminal:
+        yield _lines(console, steps)
+        return
+    columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=30),
         TextColumn("step {task.completed:>3.0f}/{task.total:.0f}"),
         TextColumn("[{task.fields[colour]}]{task.fields[verdict]:<9}"),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        console=console,
     )
+    with Progress(*columns, console=console) as bars:
+        start: dict[str, Any] = {"total": steps, "verdict": "waiting", "colour": "white", "note": "", "start": False}
+        tasks = {name: bars.add_task(name, **start) for name in names}
+
+        def show(name: str, health: dict[str, Any] | None, note: str) -> None:
+            verdict, step = _verdict(health), _step(health)
+            if health or note:
+                bars.start_task(tasks[name])
+            bars.update(tasks[name], completed=step, verdict=verdict, colour=COLOURS[verdict], note=note)
+            if step >= steps:
+                bars.stop_task(tasks[name])
+
+        yield show
+
+
+def _lines(console: Console, steps: int) -> Show:
+    said: dict[str, tuple[int, str, str]] = {}
+
+    def show(name: str, health: dict[str, Any] | None, note: str) -> None:
+        step, verdict = _step(health), _verdict(health)
+        now = (step // PLAIN_EVERY if step < steps else steps, verdict, note)
+        if (health or note) and said.get(name) != now:
+            said[name] = now
+            console.print(f"{name:<10} step {step:>3}/{steps}  {verdict:<9}  {note}".rstrip(), highlight=False)
+
+    return show
+
+
+def _step(health: dict[str, Any] | None) -> int:
+    return int((health or {}).get("last_step") or 0)
+
+
+def _verdict(health: dict[str, Any] | None) -> str:
+    return str(health["verdict"]) if health else "waiting"
 
 
 RUNS = ("healthy", "untreated", "treated")
-COLOURS = {"healthy": "green", "warning": "yellow", "critical": "red", "unknown": "white", "waiting": "white"}
-
-
-def show(bars: Progress, task: TaskID, health: dict[str, Any] | None, note: str) -> None:
-    """Moves one run's bar to where the service saw it last."""
-    verdict = health["verdict"] if health else "waiting"
-    step = (health or {}).get("last_step") or 0
-    bars.update(task, completed=step, verdict=verdict, colour=COLOURS[verdict], note=note)
 
 
 def conclude(console: Console, report: dict[str, Any], checks: list[Check]) -> None:
