@@ -24,7 +24,12 @@ VITAL: Final = frozenset({"reward.mean", "loss", "grad.norm", "entropy.mean", "r
 PROVES_NOTHING_AT_ZERO: Final = ("policy.", "update.", "mismatch.", "mismatch_current.", "entropy.", "is_weight.")
 """Signals whose host writes 0 for what it does not compute: until they were once not 0 they are missing."""
 _COMPILED: Final = tuple((re.compile(pattern), alias) for pattern, alias in PATTERNS)
-_PREFIX: Final = re.compile(r"^(?:train|training|metrics|actor|policy|agent)/")
+_PREFIX: Final = re.compile(
+    r"^(?:train|training|metrics|agent|(?:ppo_|grpo_)?actor(?:/update|/compute_logp)?|policy|episode)/"
+)
+_AVERAGED: Final = re.compile(r"^(?:mean|avg|average)[_/]|[_/](?:mean|avg|average)$")
+_BARE: Final = frozenset({"trl", "ms-swift", "roll", "areal", "open-instruct", "tinker"})
+"""Frameworks whose names stand behind one more prefix, depending on who logs them."""
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9_./\-]+")
 
 
@@ -35,14 +40,13 @@ def meaning(name: str, framework: str | None) -> Alias | None:
         return to(name)
     table = FRAMEWORKS.get(framework or "", {})
     bare = _PREFIX.sub("", name)
-    for candidate in (name, bare) if framework in ("trl", "ms-swift", "roll", None) else (name,):
+    for candidate in (name, bare) if framework in _BARE else (name,):
         if found := table.get(candidate):
             return found
     for pattern, alias in _COMPILED:
         if pattern.fullmatch(name) or pattern.fullmatch(bare):
             return alias
-    lowered = bare.lower().replace(" ", "_")
-    return GENERIC.get(lowered)
+    return GENERIC.get(general := _general(bare)) or GENERIC.get(_AVERAGED.sub("", general))
 
 
 def guess(names: Iterable[str]) -> str | None:
@@ -51,16 +55,27 @@ def guess(names: Iterable[str]) -> str | None:
     bare = {_PREFIX.sub("", name) for name in given}
     best, most = None, 1
     for framework, table in FRAMEWORKS.items():
-        wanted = given | bare if framework in ("trl", "ms-swift") else given
+        wanted = given | bare if framework in _BARE else given
         known = sum(name in table for name in wanted)
         if known > most:
             best, most = framework, known
     return best
 
 
+def _general(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
 def is_training(values: Mapping[str, float]) -> bool:
     """True for a row of training, in any framework's words."""
-    return any(name in VITAL_NAMES or name.removeprefix("train/") in VITAL_NAMES or name in VITAL for name in values)
+    return any(map(_is_vital, values))
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_vital(name: str) -> bool:
+    bare = _PREFIX.sub("", name)
+    general = _general(bare)
+    return name in VITAL or not VITAL_NAMES.isdisjoint((name, bare, general, _AVERAGED.sub("", general)))
 
 
 VITAL_NAMES: Final = frozenset(
@@ -129,7 +144,9 @@ class Translator:
         if rank is None:
             keys = [*FRAMEWORKS.get(self.framework or "", {}), *GENERIC]
             bare = _PREFIX.sub("", name)
-            rank = next((i for i, key in enumerate(keys) if key in (name, bare)), len(keys))
+            general = _general(bare)
+            spellings = (name, bare, general, _AVERAGED.sub("", general))
+            rank = next((i for i, key in enumerate(keys) if key in spellings), len(keys))
             self._ranks[name] = rank
         return rank
 

@@ -85,6 +85,18 @@ def test_a_name_whose_meaning_is_not_known_is_not_read():
     assert "approx_kl" in translator.untranslated
 
 
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("mean_reward", "reward.mean"), ("train/reward_mean", "reward.mean"), ("Avg Reward", "reward.mean"),
+        ("entropy_avg", "entropy.mean"), ("policy/entropy/mean", "entropy.mean"), ("avg_response_len", "length.mean"),
+        ("Grad_Norm", "grad.norm"), ("kl_mean", "reference.kl_k3"), ("seq_len_mean", "length.mean"),
+    ],
+)  # fmt: skip
+def test_trainers_that_nobody_knows_are_read_by_plain_names(name, signal):
+    assert told([{name: 0.5}]) == {signal: 0.5}
+
+
 def test_names_of_our_own_catalogue_are_themselves():
     row = {"policy.kl_k2": 1e-6, "reward.mean": 0.4, "mismatch.kl_k3": 1e-3}
     assert told([row]) == row
@@ -128,6 +140,7 @@ def test_the_framework_is_told_from_all_names_together():
     assert guess(["actor/approxkl", "actor/policykl", "critic/score/mean", "actor_train/grad_norm"]) == "roll"
     assert guess(["train/ppo_kl", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"]) == "slime"
     assert guess(["approx_kl/avg", "behave_approx_kl/avg", "task_reward/avg"]) == "areal"
+    assert guess(["ppo_actor/update/approx_kl/avg", "ppo_actor/task_reward/avg", "ppo_actor/entropy/avg"]) == "areal"
     assert guess(["foo", "loss"]) is None
 
 

@@ -162,14 +162,16 @@ def openrlhf_console(folder: Path, rows: list[dict[str, float]]) -> Path:
 
 
 def prime_console(folder: Path, rows: list[dict[str, float]]) -> Path:
+    """A line a micro-step before each step's own."""
     path = folder / "prime.log"
-    path.write_text(
-        "\n".join(
-            f"12:00:00 DEBUG Micro Step 1/8 | Loss: 9.9 | Entropy: 9.9\n12:00:0{r['step'] % 10} SUCCESS Step {r['step']} | Time: 6.2s | Reward: {r['reward']:.4f} | "
-            f"Loss: {r['loss']:.4f} | Entropy: {r['entropy']:.4f} | Grad. Norm: {r['grad_norm']:.4f}"
-            for r in rows
+    lines = []
+    for r in rows:
+        lines.append("12:00:00 DEBUG Micro Step 1/8 | Loss: 9.9 | Entropy: 9.9")
+        lines.append(
+            f"12:00:01 SUCCESS Step {r['step']} | Time: 6.2s | Reward: {r['reward']:.4f} | Loss: {r['loss']:.4f} | "
+            f"Entropy: {r['entropy']:.4f} | Grad. Norm: {r['grad_norm']:.4f}"
         )
-    )
+    path.write_text("\n".join(lines))
     return path
 
 

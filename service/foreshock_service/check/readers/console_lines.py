@@ -29,7 +29,9 @@ _HEADING: Final = re.compile(r"=+\s*Step\s+(\d{1,15})\s*(?:/\s*\d+)?\s*=+", re.I
 _BULLET: Final = re.compile(r"^\s*[•\-*]\s*([^:]{1,64}):\s*(" + _NUMBER + r")\s*(?:\(.*)?$", re.IGNORECASE)
 _BAR: Final = re.compile(r"(\d{1,15})/(\d{1,15}) \[[^\]]*?[,\]]?\s*([\w/.\-]+=[^\]]*)\]?")
 _POSTFIX: Final = re.compile(r"([A-Za-z][\w/.\-]{0,63})=(" + _NUMBER + r")(?=[,\s\]]|$)", re.IGNORECASE)
-_STEP: Final = re.compile(r"(?<!micro )(?<!micro)\b(?:global[ _])?(?:step|iter(?:ation)?|update)\s*[:=#]?\s*(\d{1,15})\b", re.IGNORECASE)
+_STEP: Final = re.compile(
+    r"(?<!micro )(?<!micro)\b(?:global[ _])?(?:step|iter(?:ation)?|update)\s*[:=#]?\s*(\d{1,15})\b", re.IGNORECASE
+)
 _LABEL: Final = re.compile(
     r"(?:^|[|,;]|\s-|\s{2}|\]|\s)\s*([A-Za-z][\w/.\-]{0,47}(?: [A-Za-z][\w/.\-]{0,23}){0,3})\s*[:=]\s*("
     + _NUMBER
