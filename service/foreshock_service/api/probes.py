@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -10,17 +11,17 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic import BaseModel
-from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from foreshock_service.api import fleet
 from foreshock_service.api.access import Reader
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import InRooms, Rooms
 from foreshock_service.errors import Unavailable
-from foreshock_service.store.models import CommandRow, Delivery, Incident, Run, Step
 
 router = APIRouter(tags=["operations"])
 
-VERDICTS = ("healthy", "warning", "critical", "unknown")
+log = logging.getLogger(__name__)
 
 
 class Probe(BaseModel):
@@ -52,11 +53,14 @@ async def readyz(rooms: InRooms) -> Probe:
     },
 )
 def metrics(rooms: InRooms, caller: Reader) -> Response:
-    """The service's own health, and gauges of the runs heard last that the token covers (bounded)."""
+    """The service's own health; from the one replica that leads, also the runs that the token covers (bounded)."""
+    now = time.time()
     rooms.telemetry.waiters.set(rooms.waiters.taken)
+    shown = list(_fleet(rooms, caller.project, now))
+    if caller.project is None:
+        shown += _worker_counts(rooms)
     own = generate_latest(rooms.telemetry.registry)
-    runs = generate_latest(_Families(list(_gauges(rooms, caller.project))))  # type: ignore[arg-type]
-    return Response(own + runs, media_type=CONTENT_TYPE_LATEST)
+    return Response(own + generate_latest(_Families(shown)), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Families:
@@ -69,40 +73,34 @@ class _Families:
         return self._families
 
 
-def _gauges(rooms: Rooms, project: str | None) -> Iterable[Metric]:
-    now = time.time()
-    with rooms.store.read() as session:
-        query = select(Run).order_by(Run.last_seen_at.desc()).limit(rooms.settings.max_metric_runs)
-        if project is not None:
-            query = query.where(Run.project == project)
-        runs = list(session.scalars(query))
-        ids = [run.id for run in runs]
-        opened = dict(
-            session.execute(
-                select(Incident.run_id, func.count())
-                .where(Incident.run_id.in_(ids), Incident.status != "resolved")
-                .group_by(Incident.run_id)
-            ).all()
-        )
-        yield from _run_gauges(runs, opened, now)
-        if project is not None:
-            return
-        overdue = session.scalar(select(func.min(Step.due_at)).where(Step.evaluated_at.is_(None), Step.due_at <= now))
-        yield _single(
-            "foreshock_evaluation_lag_seconds",
-            "Age of the oldest step that is due and not evaluated.",
-            max(0.0, now - overdue) if overdue is not None else 0.0,
-        )
-        yield from _worker_counts(rooms)
-        states = session.execute(select(Delivery.state, func.count()).group_by(Delivery.state))
-        yield _by_label("foreshock_deliveries", "Deliveries by state.", "state", states)
-        commands = session.execute(select(CommandRow.state, func.count()).group_by(CommandRow.state))
-        yield _by_label("foreshock_commands", "Commands by state.", "state", commands)
+def _fleet(rooms: Rooms, project: str | None, now: float) -> Iterable[Metric]:
+    """What the database says. Where it does not answer the page still comes, with `foreshock_database_up` 0."""
+    telemetry = rooms.telemetry
+    try:
+        leading = fleet.leads(rooms.store, rooms.evaluator.owner, now)
+        found: list[Metric] = []
+        if leading:
+            with rooms.store.read() as session:
+                found = list(fleet.families(session, project, rooms.settings.max_metric_runs, now))
+    except SQLAlchemyError as error:
+        log.warning("the database does not answer a scrape (%s)", type(error).__name__)
+        telemetry.database_up.set(0)
+        telemetry.leads.set(0)
+        return []
+    telemetry.database_up.set(1)
+    telemetry.leads.set(leading)
+    if rooms.ready():
+        telemetry.heartbeat.set(now)
+    return found
 
 
 def _worker_counts(rooms: Rooms) -> Iterable[Metric]:
     writer, evaluator = rooms.writer.counts, rooms.evaluator.counts
-    yield _single("foreshock_writer_queue", "Envelopes waiting for the writer.", rooms.writer.waiting)
+    yield _gauge("foreshock_writer_queue_length", "Envelopes waiting for the writer.", rooms.writer.waiting)
+    yield _gauge("foreshock_writer_queue_capacity", "Envelopes that may wait for the writer.", rooms.writer.capacity)
+    yield _gauge(
+        "foreshock_ingest_lag_seconds", "Age of the oldest envelope that waits for the writer.", rooms.writer.lag_s()
+    )
     yield _count("foreshock_writer_groups", "Transactions of the writer.", writer.groups)
     yield _count("foreshock_frames_stored", "Frames stored.", writer.frames)
     yield _count("foreshock_items_repeated", "Items that came again and were only acknowledged.", writer.repeated)
@@ -111,43 +109,22 @@ def _worker_counts(rooms: Rooms) -> Iterable[Metric]:
     yield _count("foreshock_steps_evaluated", "Steps evaluated by this process.", evaluator.steps)
     yield _count("foreshock_steps_failed", "Steps passed over because their evaluation failed.", evaluator.failed_steps)
     yield _count("foreshock_leases_lost", "Evaluations rolled back for a lost lease.", evaluator.leases_lost)
+    up = GaugeMetricFamily("foreshock_worker_up", "1 where the worker's thread lives.", labels=("worker",))
     crashes = CounterMetricFamily("foreshock_worker_crashes", "Workers started again.", labels=("worker",))
-    for name in rooms.supervisor.alive():
+    for name, alive in rooms.supervisor.alive().items():
+        up.add_metric((name,), 1.0 if alive else 0.0)
         crashes.add_metric((name,), rooms.supervisor.crashes[name])
+    yield up
     yield crashes
 
 
-def _count(name: str, sentence: str, value: float) -> Metric:
-    family = CounterMetricFamily(name, sentence)
-    family.add_metric((), value)
-    return family
-
-
-def _run_gauges(runs: list[Run], opened: dict[int, int], now: float) -> Iterable[Metric]:
-    verdict = GaugeMetricFamily(
-        "foreshock_run_verdict", "1 at the run's verdict, 0 at the others.", labels=("run", "verdict")
-    )
-    step = GaugeMetricFamily("foreshock_run_last_step", "Last evaluated step.", labels=("run",))
-    silent = GaugeMetricFamily("foreshock_run_silent_seconds", "Seconds since the run was heard.", labels=("run",))
-    incidents = GaugeMetricFamily("foreshock_run_open_incidents", "Incidents not resolved.", labels=("run",))
-    for run in runs:
-        for name in VERDICTS:
-            verdict.add_metric((run.name, name), 1.0 if run.verdict == name else 0.0)
-        if run.last_step is not None:
-            step.add_metric((run.name,), run.last_step)
-        silent.add_metric((run.name,), max(0.0, now - run.last_seen_at))
-        incidents.add_metric((run.name,), opened.get(run.id, 0))
-    return (verdict, step, silent, incidents)
-
-
-def _single(name: str, sentence: str, value: float) -> Metric:
+def _gauge(name: str, sentence: str, value: float) -> Metric:
     family = GaugeMetricFamily(name, sentence)
     family.add_metric((), value)
     return family
 
 
-def _by_label(name: str, sentence: str, label: str, counts: Iterable[tuple[str, int]]) -> Metric:
-    family = GaugeMetricFamily(name, sentence, labels=(label,))
-    for key, count in counts:
-        family.add_metric((key,), count)
+def _count(name: str, sentence: str, value: float) -> Metric:
+    family = CounterMetricFamily(name, sentence)
+    family.add_metric((), value)
     return family

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -31,6 +33,21 @@ class Telemetry:
         )
         self.items = Counter("foreshock_ingest_items", "Frames and notices stored.", registry=self.registry)
         self.ingest_bytes = Counter("foreshock_ingest_bytes", "Bytes of envelopes received.", registry=self.registry)
+        build = Gauge("foreshock_build_info", "1, with the version as a label.", ("version",), registry=self.registry)
+        build.labels(version("foreshock")).set(1)
+        self.database_up = Gauge(
+            "foreshock_database_up", "1 where the database answered this scrape.", registry=self.registry
+        )
+        self.leads = Gauge(
+            "foreshock_leads",
+            "1 on the one replica that shows runs and backlog, 0 on the others.",
+            registry=self.registry,
+        )
+        self.heartbeat = Gauge(
+            "foreshock_heartbeat_timestamp_seconds",
+            "When this process last had its database and every worker alive, as of a scrape.",
+            registry=self.registry,
+        )
         self.waiters = Gauge("foreshock_waiters", "Long-polls and event streams open now.", registry=self.registry)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:

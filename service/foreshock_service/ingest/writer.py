@@ -89,6 +89,17 @@ class GroupWriter:
         """Envelopes in the queue now."""
         return self._queue.qsize()
 
+    @property
+    def capacity(self) -> int:
+        """Envelopes that the queue takes."""
+        return self._queue.maxsize
+
+    def lag_s(self) -> float:
+        """Age of the oldest envelope that waits in the queue; 0 where none does."""
+        with self._queue.mutex:
+            first = next((waiting for waiting in self._queue.queue if waiting is not None), None)
+        return max(0.0, self._clock() - first.arrival.received_at) if first is not None else 0.0
+
     def submit(self, envelope: Envelope, *, size: int = 0) -> Future[Reply]:
         """Queues a decoded envelope; the future resolves after its commit. `size`: its bytes, to bound a group.
 
