@@ -1,0 +1,51 @@
+"""Which hosts there are: one line each. Nothing is imported until an adapter is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module, util
+from types import ModuleType
+from typing import Final, NamedTuple
+
+
+class Host(NamedTuple):
+    """A host framework: where its adapter is, what it needs, and the versions it was tried on."""
+
+    name: str
+    module: str
+    needs: str
+    """The package whose presence says that the host is here."""
+    lowest: str
+    """Lowest version tried."""
+    tried: str
+
+
+HOSTS: Final[tuple[Host, ...]] = (
+    Host("roll", "foreshock.adapters.roll", "roll", "2025-10-29 (cec5234a)", "cec5234a, e1695f2d, 8eb27cc2"),
+)
+
+
+def find(name: str) -> Host:
+    """The host of that name. Raises LookupError for one that is not known."""
+    for host in HOSTS:
+        if host.name == name:
+            return host
+    raise LookupError(f"no adapter for {name!r}; there are {', '.join(host.name for host in HOSTS)}")
+
+
+def load(name: str) -> ModuleType:
+    """The adapter's module. Raises LookupError for an unknown host, ImportError where the host is not installed."""
+    host = find(name)
+    if util.find_spec(host.needs) is None:
+        raise ImportError(f"{name} is not installed here: the adapter needs {host.needs}")
+    return import_module(host.module)
+
+
+def present() -> list[Host]:
+    """The hosts that are installed here."""
+    return [host for host in HOSTS if util.find_spec(host.needs) is not None]
+
+
+def capabilities(name: str) -> dict[str, str]:
+    """Command kind → on which condition the adapter can carry it out. Imports the adapter."""
+    said: dict[str, str] = import_module(find(name).module).CAPABILITIES
+    return dict(said)
