@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.roll_onpolicy import summary
-from lab.roll_onpolicy.rungs import IN_BF16, LADDER, SMALL, Rung
+from lab.roll_onpolicy.rungs import IN_BF16, LADDER, ONE_SEED, SMALL, Rung
 from lab.roll_onpolicy.train import Plan
 
 #: the figures of a step that the plots and the summary read
@@ -77,8 +77,13 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         dtypes = {"fp32": set(SMALL), "bf16": {"other partition, split-K"}}
     if options.only:
         rungs = [r for r in rungs if any(word in r.name for word in options.only)]
-    return [Job(r, dtype, seed, plan, options.home) for seed in seeds for dtype in ("fp32", "bf16") for r in rungs
-            if r.name in dtypes[dtype]]  # fmt: skip
+    return [
+        Job(r, dtype, seed, plan, options.home)
+        for seed in seeds
+        for dtype in ("fp32", "bf16")
+        for r in rungs
+        if r.name in dtypes[dtype] and (seed == 0 or r.name not in ONE_SEED)
+    ]
 
 
 def run_all(jobs: list[Job], folder: Path, workers: int, resume: bool) -> list[dict[str, Any]]:

@@ -115,6 +115,17 @@ IN_BF16 = (
 )  # fmt: skip
 
 
+#: rungs that differ from the baseline by rounding at most: their runs repeat its course, so one seed is enough
+ONE_SEED = (
+    "other partition",
+    "other partition, split-K",
+    "padding length",
+    "recompute",
+    "unfused log-prob",
+    "bf16 logits in scoring",
+)
+
+
 def named(name: str) -> Rung:
     """The rung of that name; KeyError lists the names."""
     for rung in LADDER:
