@@ -21,6 +21,8 @@ class Alias(msgspec.Struct, frozen=True):
     offset: float = 0.0
     least: float | None = None
     """What is smaller is taken as this."""
+    may_be_nan: bool = False
+    """NaN is how the host says that there is no value."""
 
     def value(self, logged: float) -> float:
         """The signal's value for the logged one."""
@@ -460,8 +462,8 @@ PATTERNS: Final[tuple[tuple[str, Alias], ...]] = (
     (r"val/test_score/.+", to("reward.validation", "verl's validation, older releases")),
     (r"eval/.+/(reward|score|accuracy|acc|pass@1|avg_score)", to("reward.validation")),
     (r"eval/(reward|score|accuracy|mean_reward|all/avg_score)", to("reward.validation")),
-    (r"eval_rewards?/.+/mean", no("one of several evaluation rewards")),
-    (r"rewards/.+", no("one of several reward functions")),
+    (r"eval_rewards?/.+", Alias(None, "one of several evaluation rewards", may_be_nan=True)),
+    (r"rewards/.+", Alias(None, "one of several reward functions; NaN where it does not apply", may_be_nan=True)),
     (r"critic/.+", no("of the critic")),
 )
 """For every framework, after its table; the whole name must match."""

@@ -78,6 +78,23 @@ def _is_vital(name: str) -> bool:
     return name in VITAL or not VITAL_NAMES.isdisjoint((name, bare, general, _AVERAGED.sub("", general)))
 
 
+NEVER_NAN: Final = frozenset(
+    {"lr", "length.mean", "length.max", "length.truncated", "time.step_s", "reward.validation"}
+)
+"""Signals that no illness turns into NaN: where one is, an export (pandas, mostly) filled a hole."""
+
+
+def has_holes(values: Mapping[str, float]) -> bool:
+    """True for a row in which a NaN stands for a value that was not logged."""
+    return any(math.isnan(value) and _is_never_nan(name) for name, value in values.items())
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_never_nan(name: str) -> bool:
+    found = [alias for framework in (None, *FRAMEWORKS) if (alias := meaning(name, framework)) is not None]
+    return any(alias.signal in NEVER_NAN for alias in found)
+
+
 VITAL_NAMES: Final = frozenset(
     name
     for table in (*FRAMEWORKS.values(), GENERIC)
@@ -119,7 +136,7 @@ class Translator:
                 continue
             if alias.signal is None:
                 self.untranslated.setdefault(name, alias.note)
-                if not math.isfinite(value):
+                if not math.isfinite(value) and not alias.may_be_nan:
                     values.setdefault(_own(name), value)
                 continue
             rank = self._rank(name)

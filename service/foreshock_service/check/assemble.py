@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from foreshock_service.check.aliases import is_training
+from foreshock_service.check.aliases import has_holes, is_training
 from foreshock_service.check.readers.base import Notes, Row
 
 WINDOW = 3
@@ -39,6 +39,14 @@ class Assembler:
 
     def feed(self, row: Row) -> Iterator[RawStep]:
         """The steps that a row completes."""
+        if has_holes(row.values):
+            # In such a row a NaN of illness cannot be told from a hole.
+            self._notes.add(
+                "NaN stands for missing in some rows (a learning rate or length is NaN): NaNs left out there."
+            )
+            row = Row(row.step, {name: value for name, value in row.values.items() if not math.isnan(value)})
+            if not row.values:
+                return
         if row.step is not None and self._numbered is None:
             self._numbered = True
         if row.step is None:

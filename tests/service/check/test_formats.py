@@ -317,6 +317,27 @@ def test_every_spelling_of_not_finite_is_an_incident_at_once(spelling, tmp_path)
     assert incident.resolved_step is not None, "one NaN must not poison what comes after"
 
 
+def test_a_nan_that_only_an_export_can_have_written_is_missing(tmp_path):
+    """pandas writes NaN where a row did not log a column: evaluation rows, and evaluation columns elsewhere."""
+    rows = []
+    for r in WELL:
+        row = logs.trl(r) | {"learning_rate": 1e-6, "eval_reward": float("nan")}
+        rows.append(row)
+        if r["step"] % 10 == 0:
+            rows.append(dict.fromkeys(row, float("nan")) | {"step": r["step"], "eval_reward": 0.5})
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    report = logs.judged(path)
+    assert (report.steps, report.verdict, report.signals["reward.validation"]) == (60, "healthy", 6)
+    assert any("NaN stands for missing" in note for note in report.notes)
+
+
+def test_a_reward_function_that_does_not_apply_is_no_illness(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(json.dumps(logs.trl(r) | {"rewards/format/mean": float("nan")}) for r in WELL))
+    assert logs.judged(path).verdict == "healthy"
+
+
 def test_a_header_that_comes_again_is_no_record(tmp_path):
     path = csv_file(tmp_path, WELL)
     text = path.read_text()
