@@ -1,0 +1,56 @@
+"""TRL (f2cd577), GRPO and PPO, and Unsloth on top of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from foreshock_service.check.names.base import ALL_UPDATES, BOTH_SIDES, POST_CLIP, Table, dropped, no, to
+
+TABLE: Final[Table] = {
+    "reward": to("reward.mean"),
+    "reward_std": to("reward.std"),
+    "eval_reward": to("reward.validation"),
+    "frac_reward_zero_std": to("group.zero_std"),
+    "entropy": to("entropy.mean", "full vocabulary"),
+    "entropy/mean": to("entropy.mean", "full vocabulary (ms-swift)"),
+    "grad_norm": to("grad.norm", "before clipping"),
+    "learning_rate": to("lr"),
+    "loss": to("loss"),
+    "Training Loss": to("loss", "as notebooks show it"),
+    "kl": to("reference.kl_k3", "k3 of KL(policy‖reference)"),
+    "completions/mean_length": to("length.mean"),
+    "completion_length": to("length.mean", "older releases"),
+    "completions/max_length": to("length.max"),
+    "completions/clipped_ratio": to("length.truncated"),
+    "clip_ratio/low_mean": to("update.clip_low", ALL_UPDATES),
+    "clip_ratio/high_mean": to("update.clip_high", ALL_UPDATES),
+    "clip_ratio": to("update.clip_high", BOTH_SIDES),
+    "clip_ratio/region_mean": no("sum of low_mean and high_mean"),
+    "sampling/sampling_logp_difference/mean": to("mismatch.abs_mean", "mean of per-rank means"),
+    "sampling/sampling_logp_difference/max": to("mismatch.abs_max"),
+    "sampling/importance_sampling_ratio/mean": dropped(),
+    "sampling/importance_sampling_ratio/min": no(POST_CLIP),
+    "sampling/importance_sampling_ratio/max": no(POST_CLIP),
+    "step_time": to("time.step_s"),
+    "objective/scores": to("reward.mean", "PPO: the score, without the KL penalty"),
+    "objective/rlhf_reward": no("score minus the KL penalty; objective/scores is read"),
+    "objective/non_score_reward": no("the KL penalty"),
+    "objective/kl": no("PPO: k1 summed over a response, no token mean"),
+    "objective/entropy": no("PPO: negative log-probs summed over a response"),
+    "policy/approxkl_avg": to("update.kl_k2", ALL_UPDATES),
+    "policy/clipfrac_avg": to("update.clip_high", BOTH_SIDES),
+    "policy/entropy_avg": to("entropy.mean"),
+    "val/ratio": to("update.ratio_mean", ALL_UPDATES),
+    "loss/policy_avg": to("loss", "policy loss"),
+    "eps": no("samples a second"),
+    "lr": to("lr"),
+    "ppo/mean_scores": to("reward.mean", "older PPO"),
+    "env/reward_mean": to("reward.mean", "older PPO"),
+    "ppo/policy/entropy": to("entropy.mean"),
+    "ppo/policy/approxkl": to("update.kl_k2", ALL_UPDATES),
+    "ppo/policy/policykl": to("update.kl_k1", "old − new, " + ALL_UPDATES),
+    "ppo/policy/clipfrac": to("update.clip_high", BOTH_SIDES),
+    "ppo/loss/total": to("loss"),
+    "ppo/mean_non_score_reward": no("the KL penalty"),
+    "tokens/responses_len_mean": to("length.mean"),
+}
