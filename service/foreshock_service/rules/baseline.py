@@ -72,6 +72,8 @@ class Track(msgspec.Struct, frozen=True, array_like=True):
     """The step at which the excursion began, while there is one."""
     rejected: int = 0
     """Values in a row beyond the gate."""
+    anchor: float | None = None
+    """The centre at which the baseline was first trusted in this segment: what slow creep is held against."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -87,6 +89,8 @@ class Reading(msgspec.Struct, frozen=True):
     """The baseline's centre in the signal's own unit."""
     calibrated: bool
     onset: int | None
+    creep: float = 0.0
+    """The centre over the one at which the baseline was first trusted, in log units."""
     known: bool = False
     """A few values are known, so that a step far beyond all of them means something although nothing is calibrated."""
 
@@ -195,7 +199,7 @@ def _fold(
 ) -> tuple[Track, Reading]:
     """x is the transformed value; a sign of 0 says that it is ln(value). Written flat: rules spend their time here."""
     recent, learned, centre, spread, prior = track.recent, track.learned, track.centre, track.spread, track.prior
-    drift, smooth, onset, rejected = track.drift, track.smooth, track.onset, track.rejected
+    drift, smooth, onset, rejected, anchor = track.drift, track.smooth, track.onset, track.rejected, track.anchor
     attempt, segment, step = seen.attempt, seen.segment, seen.step
     if attempt != track.attempt or step <= track.step:
         if not survives and track.attempt >= 0:
@@ -227,9 +231,10 @@ def _fold(
             if onset is None:
                 onset = step
             drift = min(drift, 2.0 * config.drift_limit)
+    creep = centre - anchor if trusted and anchor is not None else 0.0
     shown = x if spread <= 0.0 else centre
     shown = sign * shown if sign else math.exp(shown)
-    reading = Reading(value, excess, z, drift, smooth, shown, trusted or prior, onset, known)
+    reading = Reading(value, excess, z, drift, smooth, shown, trusted or prior, onset, creep, known)
 
     off = z >= GATE or (not trusted and known and z >= EARLY_Z and excess >= math.log(config.large_ratio))
     rejected = rejected + 1 if off and known and learn else 0
@@ -247,7 +252,11 @@ def _fold(
         if recent is not track.recent and (not prior or learned >= config.calibration_steps):
             prior = False
             centre, spread = _centre_and_spread(recent)
-    after = Track(recent, learned, centre, spread, prior, attempt, segment, step, drift, smooth, onset, rejected)
+            if learned == config.calibration_steps:
+                anchor = centre
+    after = Track(
+        recent, learned, centre, spread, prior, attempt, segment, step, drift, smooth, onset, rejected, anchor
+    )
     return after, reading
 
 

@@ -22,6 +22,7 @@ from foreshock_service.rules.baseline import (
     fold_log,
     out_of_range,
 )
+from foreshock_service.rules.creep import creeping, crept
 from foreshock_service.rules.edges import odd_pass
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
 from foreshock_service.rules.presets import Presets, preset_for
@@ -45,6 +46,9 @@ class Config(BaselineConfig):
         5.0, gt=0, description="Sigmas out of range at which one step is enough, if also large_ratio."
     )
     negligible: float = Field(1e-4, ge=0, description="policy.kl_k2 (nats) below which nothing is ever found.")
+    creep_ratio: float = Field(
+        10.0, gt=1, description="Rise of the baseline itself since calibration that warns, however slow."
+    )
     presets: Presets = Field(
         Presets(float32=1e-4, bfloat16=2e-2, moe=5e-2),
         description="policy.kl_k2 (nats) above which a run whose floor is not calibrated warns, by dtype.",
@@ -102,6 +106,8 @@ class OnpolicyDisagreement:
             and out_of_range(worst_reading, config)
         ):
             return replace(after, ill=True), _verdict(seen, worst_reading, rank, floor, unrelated)
+        if value >= config.negligible and crept(reading, config.creep_ratio):
+            return replace(after, ill=True), creeping(SIGNAL, reading, _edge(seen, value)[0])
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"policy.kl_k2 is {value:.2g}, above {preset:.2g}, and this run has shown no lower floor: "
@@ -134,11 +140,17 @@ _WHERE: dict[Edge, str] = {
 }
 
 
-def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | None, unrelated_steps: int) -> Verdict:
+def _edge(seen: StepView, value: float) -> tuple[Edge, float | None]:
+    """The odd pass; `engine` where this is far below both engine edges and so their consequence."""
     edge, share = odd_pass(seen)
     engine_edges = [seen.values.get(signal) for signal in ("mismatch.kl_k2", "mismatch_current.kl_k2")]
-    if edge == "undecided" and all(e is not None and reading.value <= ENGINE_SHARE * e for e in engine_edges):
+    if edge == "undecided" and all(e is not None and value <= ENGINE_SHARE * e for e in engine_edges):
         edge = "engine"
+    return edge, share
+
+
+def _verdict(seen: StepView, reading: Reading, rank: int | None, floor: float | None, unrelated_steps: int) -> Verdict:
+    edge, share = _edge(seen, reading.value)
     expected = floor if floor is not None else reading.centre
     who = f" on rank {rank}" if rank is not None else ""
     ratio = reading.value / max(expected, LOG_FLOOR)

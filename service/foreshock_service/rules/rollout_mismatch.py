@@ -22,6 +22,7 @@ from foreshock_service.rules.baseline import (
     large,
     out_of_range,
 )
+from foreshock_service.rules.creep import creeping, crept
 from foreshock_service.rules.edges import odd_pass
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
 from foreshock_service.rules.presets import Presets, preset_for
@@ -49,6 +50,9 @@ class Config(BaselineConfig):
         5.0, gt=0, description="Sigmas out of range at which one step is enough, if also large_ratio."
     )
     negligible: float = Field(1e-3, ge=0, description="mismatch.kl_k3 (nats) below which nothing is ever found.")
+    creep_ratio: float = Field(
+        10.0, gt=1, description="Rise of the baseline itself since calibration that warns, however slow."
+    )
     presets: Presets = Field(
         Presets(float32=1e-3, bfloat16=5e-2, moe=0.2),
         description="mismatch.kl_k3 (nats) above which a run that was never lower warns, by dtype.",
@@ -114,6 +118,10 @@ class RolloutMismatch:
             and out_of_range(worst_reading, config)
         ):
             return replace(after, ill=True), _verdict(seen, PRIMARY, worst_reading, rank, config)
+        if value >= config.negligible and crept(reading, config.creep_ratio):
+            edge = _edge(seen)
+            if edge != "scoring_pass":
+                return replace(after, ill=True), creeping(PRIMARY, reading, edge)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"mismatch.kl_k3 is {value:.2g}, above {preset:.2g}, and was never lower in this run: "

@@ -167,3 +167,22 @@ def test_back_at_the_floor_the_incident_resolves() -> None:
     (incident,) = opened(views, RULE)
     assert incident.closed is not None
     assert 54 <= incident.closed <= 62
+
+
+def creeping(rate: float, steps: int = 500) -> list[StepView]:
+    return [
+        view(v.step, {**v.values, "policy.kl_k2": v.values["policy.kl_k2"] * math.exp(rate * max(0, v.step - 30))})
+        for v in healthy(steps)
+    ]
+
+
+def test_a_creep_of_one_per_cent_a_step_that_every_baseline_would_follow_warns_then_is_critical() -> None:
+    (incident,) = opened(creeping(0.01), RULE)[:1]
+    assert incident.first.severity == "warning"
+    assert incident.opened is not None
+    assert incident.opened <= 30 + math.log(30) / 0.01
+    assert incident.severity == "critical"
+
+
+def test_a_floor_that_doubles_or_trebles_over_a_long_run_is_no_finding() -> None:
+    assert opened(creeping(0.002), RULE) == []
