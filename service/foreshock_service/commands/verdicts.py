@@ -1,7 +1,7 @@
 """Did it help? Every carried-out command is judged afterwards, by its own kind's criterion.
 
 - `resync_trainer`, `resync_engine`, `scale_lr`: the signal that fired is back in its band for `clean_steps` steps,
-  within `judge_steps`.
+  or its rule closed the incident, within `judge_steps`: a floor rises as a run learns, and the rule allows for that.
 - `skip_update`: the same; a non-finite count is back at zero.
 - `rollback`: the reward (validation where there is one) is near its level before the onset and the signal is back,
   within `rollback_judge_steps`.
@@ -152,7 +152,14 @@ def _verdict(
     if row.kind == "checkpoint_now":
         return _checkpoint_came(session, row, trace, limits)
     criterion = _CRITERIA.get(row.kind)
+    if criterion is _signal_back and trace.steps >= limits.clean_steps and _closed_by_its_rule(session, row):
+        return "helped"
     return criterion(before, trace, limits) if criterion else "undecided"
+
+
+def _closed_by_its_rule(session: Session, row: CommandRow) -> bool:
+    incident = session.get(Incident, row.incident_id, populate_existing=True) if row.incident_id else None
+    return incident is not None and incident.status == "resolved" and book.resolved_by_rules(session, incident)
 
 
 def _signal_back(before: Before, trace: Trace, limits: Limits) -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import CursorResult, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.diagnosis.signature import diagnose
@@ -43,6 +43,36 @@ DIAGNOSED: Final = frozenset(
 """Illnesses of the log-prob pairs, which have signatures."""
 RULES: Final = "rules"
 """Who resolved, in the audit log, where no person did."""
+
+# Built once: building a statement costs as much as running it.
+_FRESH: Final[dict[str, Any]] = {"populate_existing": True}
+_OF_RUN = (
+    select(Incident)
+    .where(Incident.run_id == bindparam("b_run"))
+    .order_by(Incident.opened_at, Incident.id)
+    .execution_options(**_FRESH)
+)
+_OF_RUN_IN = _OF_RUN.where(Incident.status.in_(bindparam("b_statuses", expanding=True)))
+_STANDING = select(Incident.severity, Incident.status).where(
+    Incident.run_id == bindparam("b_run"), Incident.status.in_(ACTIVE)
+)
+_FIND = select(Incident).where(Incident.id == bindparam("b_id")).execution_options(**_FRESH)
+_COUNT = (
+    select(func.count())
+    .select_from(Incident)
+    .where(Incident.run_id == bindparam("b_run"), Incident.rule == bindparam("b_rule"))
+)
+_LATEST = (
+    select(Incident)
+    .where(Incident.run_id == bindparam("b_run"), Incident.rule == bindparam("b_rule"))
+    .order_by(Incident.opened_at.desc(), Incident.id)
+    .limit(1)
+    .execution_options(**_FRESH)
+)
+_UPDATE = update(Incident.__table__).where(  # type: ignore[arg-type]
+    Incident.id == bindparam("b_id"), Incident.status == bindparam("b_was")
+)
+_AUDIT = insert(Audit.__table__)  # type: ignore[arg-type]
 
 Kind = Literal["opened", "updated", "escalated", "resolved", "reopened", "acknowledged", "mitigated"]
 
@@ -97,11 +127,9 @@ def apply(session: Session, run: Run, seen: Observation, outcome: Outcome, now: 
 
 def incidents(session: Session, run_id: int, statuses: Sequence[str] = ()) -> list[Incident]:
     """The run's incidents in these statuses (all when empty), oldest first, as the database holds them now."""
-    query = select(Incident).where(Incident.run_id == run_id)
-    if statuses:
-        query = query.where(Incident.status.in_(tuple(statuses)))
-    query = query.order_by(Incident.opened_at, Incident.id)
-    return list(session.scalars(query, execution_options={"populate_existing": True}))
+    if not statuses:
+        return list(session.scalars(_OF_RUN, {"b_run": run_id}))
+    return list(session.scalars(_OF_RUN_IN, {"b_run": run_id, "b_statuses": tuple(statuses)}))
 
 
 def verdict(session: Session, run_id: int, *, calibrated: bool) -> str:
@@ -109,8 +137,7 @@ def verdict(session: Session, run_id: int, *, calibrated: bool) -> str:
 
     What is mitigated still warns: its cause is there, only masked.
     """
-    query = select(Incident.severity, Incident.status).where(Incident.run_id == run_id, Incident.status.in_(ACTIVE))
-    active = session.execute(query).all()
+    active = session.execute(_STANDING, {"b_run": run_id}).all()
     if any(severity == "critical" and status != "mitigated" for severity, status in active):
         return "critical"
     if active:
@@ -159,7 +186,7 @@ def escalate(session: Session, incident: Incident, by: str, now: float) -> Incid
 
 def find(session: Session, incident_id: str) -> Incident:
     """The incident as the database holds it now. Raises NotFound."""
-    incident = session.get(Incident, incident_id, populate_existing=True)
+    incident = session.scalars(_FIND, {"b_id": incident_id}).first()
     if incident is None:
         raise NotFound(f"no incident {incident_id}")
     return incident
@@ -184,7 +211,7 @@ def _take(
         return _update(session, incident, seen, finding, now)
     last = _latest(session, run.id, finding.rule)
     if last is not None and last.status == "resolved":
-        if finding.transition == "update" and not _resolved_by_rules(session, last):
+        if finding.transition == "update" and not resolved_by_rules(session, last):
             return None  # a person called it over while the rule still fires
         if finding.transition != "open" or finding.reopens:
             return _reopen(session, last, seen, finding, now)
@@ -192,9 +219,7 @@ def _take(
 
 
 def _open(session: Session, run: Run, seen: Observation, finding: Finding, now: float) -> IncidentChange | None:
-    ordinal = session.scalar(
-        select(func.count()).select_from(Incident).where(Incident.run_id == run.id, Incident.rule == finding.rule)
-    )
+    ordinal = session.scalar(_COUNT, {"b_run": run.id, "b_rule": finding.rule})
     # The id is made of what makes it unique, so that two replicas that open the same illness collide on it.
     key = f"{run.id}:{run.created_at}:{finding.rule}:{ordinal}"
     values: dict[str, Any] = {
@@ -324,12 +349,10 @@ def _recent(incident: Incident, seen: Observation, now: float, steps: int, secon
 
 
 def _latest(session: Session, run_id: int, rule: str) -> Incident | None:
-    query = select(Incident).where(Incident.run_id == run_id, Incident.rule == rule)
-    query = query.order_by(Incident.opened_at.desc(), Incident.id).limit(1)
-    return session.scalars(query, execution_options={"populate_existing": True}).first()
+    return session.scalars(_LATEST, {"b_run": run_id, "b_rule": rule}).first()
 
 
-def _resolved_by_rules(session: Session, incident: Incident) -> bool:
+def resolved_by_rules(session: Session, incident: Incident) -> bool:
     query = select(Audit.actor).where(Audit.subject == "incident", Audit.subject_id == incident.id)
     return session.scalar(query.order_by(Audit.id.desc()).limit(1)) == RULES
 
@@ -345,12 +368,9 @@ def _move(
 ) -> None:
     """Updates only if the status is still what was read. Raises WrongState where somebody was faster."""
     was = incident.status
-    statement = update(Incident).where(Incident.id == incident.id, Incident.status == was)
-    result = session.execute(
-        statement.values(status=status, **columns), execution_options={"synchronize_session": False}
-    )
+    result = session.connection().execute(_UPDATE, {"b_id": incident.id, "b_was": was, "status": status, **columns})
     assert isinstance(result, CursorResult)
-    session.refresh(incident)
+    find(session, incident.id)
     if result.rowcount != 1:
         raise WrongState(f"incident {incident.id} is {incident.status}")
     if status != was or note or actor != RULES:
@@ -366,15 +386,16 @@ def _audit(
     actor: str,
     note: Mapping[str, Any] | None = None,
 ) -> None:
-    session.add(
-        Audit(
-            at=now,
-            run_id=incident.run_id,
-            subject="incident",
-            subject_id=incident.id,
-            was=was,
-            became=became,
-            actor=actor,
-            detail={"rule": incident.rule, **(note or {})},
-        )
+    session.connection().execute(
+        _AUDIT,
+        {
+            "at": now,
+            "run_id": incident.run_id,
+            "subject": "incident",
+            "subject_id": incident.id,
+            "was": was,
+            "became": became,
+            "actor": actor,
+            "detail": {"rule": incident.rule, **(note or {})},
+        },
     )

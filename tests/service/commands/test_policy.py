@@ -43,6 +43,20 @@ def test_a_training_pass_fault_is_resynced_and_never_corrected(store: Store) -> 
     assert run.commands() == [("resync_trainer", "done")]
 
 
+def test_a_resync_after_which_the_rule_closed_the_incident_helped_though_the_floor_has_risen(store: Store) -> None:
+    run = Simulation(store)
+    run.checkpoint()
+    run.steps(3)
+    run.step(TRAINING, **TRAINING_FAULT)
+    assert run.answer() == "resync_trainer"
+    risen = {"policy.kl_k2": 2 * BANDS["policy.kl_k2"][2]}
+    run.steps(3, **risen)
+    assert run.row("resync_trainer").verdict is None
+    run.step(closes("onpolicy_disagreement"), **risen)
+    assert run.row("resync_trainer").verdict == "helped"
+    assert run.incident("onpolicy_disagreement").status == "resolved"
+
+
 def test_a_resync_that_does_not_help_is_followed_by_a_rollback_and_not_repeated(store: Store) -> None:
     run = Simulation(store)
     run.steps(3)
