@@ -68,6 +68,7 @@ def main() -> None:
     from foreshock.adapters.roll.watch import attach
 
     harness.rollouts = with_shared_prompts(harness.rollouts)
+    harness.with_stale = Restoring
     stock = actor_pg_worker.ActorPGWorker
     watched = adapter.monitored(stock, "MonitoredActorPGWorker")
     actor_pg_worker.ActorPGWorker = watched
@@ -107,6 +108,17 @@ def with_shared_prompts(draw: Any) -> Any:
         return dict(rows)
 
     return rollouts
+
+
+class Restoring(harness.with_stale):
+    """The harness ends its staleness at the optimizer's step; where that is refused, it ends here."""
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        watch = self.worker._foreshock
+        if self.saved is not None and watch is not None and watch.updates.skipped:
+            for p, value in zip(self.parameters(), self.saved, strict=True):
+                p.data.copy_(value)
 
 
 class Step(harness.Step):

@@ -197,6 +197,31 @@ def test_a_disagreement_is_refused_and_leaves_everything_bit_identical(make: Mak
     assert worker.strategy.scheduler.steps == 2
 
 
+def test_parameters_that_change_between_scoring_and_training_are_refused_and_named(
+    make: Make, service: FakeService
+) -> None:
+    worker = make(FORESHOCK_ROLL_ON_POLICY="exact", FORESHOCK_ROLL_REFUSE="1")
+    worker.train_step(rollout(worker, 1))
+    data = rollout(worker, 2)
+    with torch.no_grad():
+        worker.strategy.model.table[0, 0] += 1.0
+    before = table(worker)
+    worker.train_step(data)
+    assert torch.equal(before, table(worker))
+    assert "not those of the scoring pass (ranks 0)" in service.notices("note")[0].data["text"]
+
+
+def test_old_log_probs_of_other_rows_are_refused_and_named(make: Make, service: FakeService) -> None:
+    worker = make(FORESHOCK_ROLL_ON_POLICY="exact", FORESHOCK_ROLL_REFUSE="1")
+    worker.train_step(rollout(worker, 1))
+    data = rollout(worker, 2)
+    data.batch["old_log_probs"] = data.batch["old_log_probs"].roll(1, 0)
+    worker.train_step(data)
+    assert frame(service, 2).scalars["update.skipped"] == 1.0
+    assert "not those of these rows" in service.notices("note")[0].data["text"]
+    assert frame(service, 2).scalars["roll.scored_kl_k2"] > 0.01
+
+
 def test_the_limit_is_calibrated_from_this_runs_own_floor(make: Make, service: FakeService) -> None:
     worker = make(FORESHOCK_ROLL_REFUSE="1")
     data = rollout(worker, 1)

@@ -102,6 +102,7 @@ class Actions:
         if cache:
             cache.clear()
         self.watch.updates.skips = 0
+        self.watch.monitor.new_attempt("rollback")  # where the driver is the controller, nobody else tells this rank
         return {
             "checkpoint": path, "scope": ["weights", "optimizer", "scheduler", "rng"],
             "data": "goes on: the batches since the checkpoint are not repeated",

@@ -3,6 +3,9 @@
 ROLL scores old log-probs on a partition of its own (other micro-batches, other padding), so that log-prob and old
 log-prob differ by rounding although the weights are the same. Here the rank's rows are scored again by ROLL's own
 `forward_step` on the very micro-batches that will be trained on: what is left is a fault.
+
+Scored again in the training pass's own state, stale parameters of that pass would agree with themselves. So the
+parameters are compared, bit by bit, between ROLL's scoring pass and the training pass.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 MARGIN: Final = 10.0
 """The limit is this many times the floor that was measured on this run."""
 LEAST: Final = 1e-12
+ROUNDING: Final = 1e-4
+"""kl_k2 that another partition may make in bf16 on a small model; a gap below it is never called a fault."""
 MOST: Final = 1e-2
 """No calibration excuses more than this, in nats (kl_k2)."""
 
@@ -33,6 +38,27 @@ class Exact:
         self._place = -1
         self._own_old: Any = None
         self._starts: list[int] = []
+        self._parameters: Any = None
+        self.cause = ""
+        """Why this update must not be made; the same on all ranks."""
+        self.gap: float | None = None
+        """kl_k2 between ROLL's scoring and ours, over all ranks, where both are at hand."""
+        self._ours = False
+        strategy = watch.worker.strategy
+        if self.available and (watch.options.refuse or watch.options.on_policy == "exact"):
+            self._original_forward = strategy.forward_step
+            strategy.forward_step = self._after_scoring
+
+    def _after_scoring(self, *args: Any, **kwargs: Any) -> Any:
+        """ROLL's own scoring; then notes the parameters it was done with, while they are loaded."""
+        result = self._original_forward(*args, **kwargs)
+        if not self._ours:
+            try:
+                self._parameters = fingerprint(self.watch.worker.strategy)
+            except Exception as error:
+                self._parameters = None
+                self.watch.guard.caught("fingerprint", error)
+        return result
 
     @property
     def reuses(self) -> bool:
@@ -54,15 +80,18 @@ class Exact:
     def before_update(self, batch: Any, index: int) -> None:
         """Scores again what is wanted. Collective: every rank decides alike, from its settings alone."""
         self._place, self._again, self._scored, self._own_old = -1, None, 0, None
+        self.cause, self.gap = "", None
         chosen = self.watch.options
         if index or not self.available:
             return
+        if chosen.refuse or chosen.on_policy == "exact":
+            self._compare_parameters()
         calibrate = chosen.refuse and chosen.limit is None and not self.floor
         whole = chosen.on_policy == "exact" or calibrate
         sampled = self.reuses and chosen.resample and self.watch.step % chosen.resample_every == 0
         if not whole and not sampled:
             return
-        scored, again, failed = None, None, False
+        scored, again, failed, self._ours = None, None, False, True
         try:
             part, count = (batch, -1) if whole else self._sample(batch, chosen.resample)
             scored = forward(self.watch.worker, part)
@@ -70,14 +99,18 @@ class Exact:
         except Exception as error:
             failed = True
             self.watch.guard.caught("scoring again", error)
+        finally:
+            self._ours = False
         if not self.watch.exchange.agreed(not failed):
             self.available = False
             return
-        if calibrate:
-            self._calibrate(batch, scored, again)
+        if whole and chosen.refuse:
+            self._measure(batch, scored, again)
         if scored is None:
             return  # another pipeline stage
         if chosen.on_policy == "exact" and not self.reuses:
+            if self.cause:
+                return  # what ROLL scored stays, so that the disagreement is seen
             batch.batch["old_log_probs"] = scored.to(batch.batch["old_log_probs"])
         elif self.reuses:
             self._again, self._scored = scored, count if count >= 0 else 1 << 30
@@ -101,19 +134,41 @@ class Exact:
         part.meta_info = dict(meta)
         return part, count
 
-    def _calibrate(self, batch: Any, scored: Any, again: Any) -> None:
-        """The floors over all ranks, once."""
+    def _compare_parameters(self) -> None:
+        """Bit by bit, ROLL's scoring pass against the training pass that comes now, on every rank."""
+        same, before = True, self._parameters
+        self._parameters = None
+        try:
+            if before is not None and not self.reuses:
+                same = bool((before == fingerprint(self.watch.worker.strategy)).all())
+        except Exception as error:
+            self.watch.guard.caught("fingerprint", error)
+        odd = [rank for rank, answer in enumerate(self.watch.exchange.gather(same)) if not answer]
+        if odd:
+            self.cause = f"parameters are not those of the scoring pass (ranks {', '.join(map(str, odd[:8]))})"
+
+    def _measure(self, batch: Any, scored: Any, again: Any) -> None:
+        """The gap to ROLL's own scoring; with `again`, the floors of this run, once. Collective."""
         parts = [0.0, 0.0, 0.0]
         if scored is not None:
             mask = batch.batch["response_mask"][:, 1:] > 0
-            parts = [half_square(scored, again, mask), half_square(scored, batch.batch["old_log_probs"], mask)]
-            parts.append(float(mask.sum()))
-        repeat, partition, tokens = self.watch.exchange.total(*parts)
-        self.floor = {"repeat": repeat / max(tokens, 1.0)}
-        if not self.reuses:
-            self.floor["partition"] = partition / max(tokens, 1.0)
-        if self.watch.exchange.world == 1 or self.watch.worker.rank_info.rank == 0:
-            self.watch.monitor.notice("calibration", self.watch.step, floor=self.floor, limit=self.limit)
+            repeat = half_square(scored, again, mask) if again is not None else 0.0
+            parts = [repeat, half_square(scored, batch.batch["old_log_probs"], mask), float(mask.sum())]
+        repeat, gap, tokens = self.watch.exchange.total(*parts)
+        if again is not None or not self.floor:
+            self.floor = {"repeat": repeat / max(tokens, 1.0)}
+            if not self.reuses and not self.cause:
+                self.floor["partition"] = gap / max(tokens, 1.0)
+            if self.watch.worker.rank_info.rank == 0:
+                self.watch.monitor.notice("calibration", self.watch.step, floor=self.floor, limit=self.limit)
+        if self.reuses:
+            return
+        self.gap = gap / max(tokens, 1.0)
+        allowed = min(MOST, max(LEAST, MARGIN * self.floor.get("partition", MOST)))
+        # Where both partitions round alike at first, their later difference is still only rounding.
+        allowed = max(allowed, ROUNDING)
+        if not self.cause and not self.gap <= allowed:
+            self.cause = f"old log-probs are not those of these rows: kl_k2 {self.gap:.3g} above {allowed:.3g}"
 
     # --- in a micro-batch's loss --------------------------------------------------------------------------------------
 
@@ -154,6 +209,19 @@ def half_square(a: Any, b: Any, mask: Any) -> float:
     """Σ ½(a − b)² over masked tokens, float64. Waits for the device: for calibration only."""
     delta = (a.double() - b.to(a.device).double()).masked_fill(~mask, 0.0)
     return float(0.5 * (delta * delta).sum())
+
+
+def fingerprint(strategy: Any) -> Any:
+    """[tensors] int64: the sum of each parameter's bits, on the device. Reads every parameter once."""
+    import torch
+
+    chunks = getattr(strategy, "models_unwrapped", None) or [strategy.model]
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [
+        p.detach().contiguous().view(-1).view(kinds[p.element_size()]).sum(dtype=torch.int64)
+        for chunk in chunks for p in chunk.parameters() if p.numel()
+    ]  # fmt: skip
+    return torch.stack(sums)
 
 
 def can_score(worker: Any) -> bool:

@@ -28,18 +28,19 @@ class Probe:
         part, _ = self.watch.exact._sample(batch, 1)
         lengths = batch.meta_info.get("micro_batch_lengths")
         self._length = int(lengths[0]) if lengths else int(part.batch["input_ids"].shape[-1])
-        names = ("input_ids", "attention_mask", "response_mask", "position_ids", "old_log_probs")
-        held = {name: part.batch[name].detach().to("cpu", copy=True) for name in names if name in part.batch.keys()}  # noqa: SIM118
+        here = set(part.batch.keys()) & {"input_ids", "attention_mask", "response_mask", "position_ids"}
+        held = {name: part.batch[name].detach().to("cpu", copy=True) for name in here}
         self._rows = type(batch).from_dict(tensors=held)
+        self._rows.meta_info["loss_mask_keys"] = []  # asked for by ROLL ≥ v0.2.0 before any forward
 
     def run(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """All variants, or the one named; collective. Costs one forward of a micro-batch a variant."""
+        """All variants (`all`, `rescore`), or the one named; collective. One forward of a micro-batch a variant."""
         from foreshock.adapters.roll.actions import RefusedError
 
         if not self.watch.exchange.agreed(self._rows is not None):
             raise RefusedError("not every rank has trained on a batch yet")
         wanted = str(arguments.get("name", "all"))
-        variants = SUPPORTED if wanted in ("all", "") else (wanted,)
+        variants = SUPPORTED if wanted in ("all", "", "rescore") else (wanted,)
         if unknown := [v for v in variants if v not in SUPPORTED]:
             raise RefusedError(f"{unknown[0]} is not possible here; possible are {', '.join(SUPPORTED)}")
         worker = self.watch.worker

@@ -99,6 +99,8 @@ class Updates:
             return "asked"
         if not self.watch.options.refuse or self.index:
             return ""
+        if self.watch.exact.cause:
+            return self.watch.exact.cause
         total, tokens = self.watch.exchange.total(float(self._half_square), float(self._tokens))
         if not tokens:
             return ""

@@ -192,6 +192,8 @@ class Watch:
         said |= scalars.from_metrics(getattr(output, "meta_info", {}).get("metrics", {}), self.updates.factor)
         said |= self._sums.values() | self.updates.values()
         said |= groups.values(every, self.worker.pipeline_config)
+        if self.exact.gap is not None:
+            said["roll.scored_kl_k2"] = self.exact.gap
         if self.updates.skipped:
             said.pop("grad.norm", None)  # an optimizer that did not step has told none
         self.monitor.log(said)
