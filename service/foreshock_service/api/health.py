@@ -114,7 +114,8 @@ def _look(rooms: Rooms, project: str, name: str, client: str | None) -> tuple[in
         ).model_dump(mode="json")
         run_id = run.id
     if waiting and client is not None:
-        with rooms.store.write() as session:
+        # Not waited for on the disk: who may execute is decided by the acceptance, and that is.
+        with rooms.store.write(durable=False) as session:
             answer["commands"] = msgspec.to_builtins(protocol.deliver(session, run_id, client, now))
     return run_id, answer
 
@@ -129,5 +130,5 @@ def control_answer(rooms: Rooms, run_id: int, client: str) -> list[Any]:
         )
     if waiting is None:
         return []
-    with rooms.store.write() as session:
+    with rooms.store.write(durable=False) as session:
         return protocol.deliver(session, run_id, client, time.time())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Path
-from sqlalchemy import event, select
+from sqlalchemy import bindparam, event, select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 
@@ -37,6 +37,8 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Project = Annotated[str, Path(pattern=NAME_PATTERN, description="First part of the run's name.", examples=["math"])]
 Name = Annotated[str, Path(pattern=NAME_PATTERN, description="Second part.", examples=["qwen-7b-rlvr"])]
 Announce = Callable[[Session, Run, Sequence[IncidentChange], Sequence[CommandChange], float], object]
+
+_NAMED = select(Run).where(Run.name == bindparam("b_name"))
 
 
 @dataclass
@@ -89,7 +91,7 @@ InRooms = Annotated[Rooms, Depends(rooms_of)]
 
 def find_run(session: Session, project: str, name: str) -> Run:
     """The run, or `NotFound`."""
-    run = session.scalar(select(Run).where(Run.name == f"{project}/{name}"))
+    run = session.scalar(_NAMED, {"b_name": f"{project}/{name}"})
     if run is None:
         raise NotFound(f"No run named {project}/{name}.")
     return run

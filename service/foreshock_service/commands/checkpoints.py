@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.commands.limits import DEFAULTS, Limits
@@ -28,6 +28,27 @@ logger = logging.getLogger(__name__)
 
 MAX_PATH: Final = 4096
 """Characters; longer ones are no paths."""
+
+# Built once: building a statement costs as much as running it.
+_CANDIDATES = (
+    select(Checkpoint)
+    .where(
+        Checkpoint.run_id == bindparam("b_run"),
+        Checkpoint.attempt == bindparam("b_attempt"),
+        Checkpoint.status == "candidate",
+    )
+    .execution_options(populate_existing=True)
+)
+_QUARANTINE = (
+    update(Checkpoint.__table__)  # type: ignore[arg-type]
+    .where(
+        Checkpoint.run_id == bindparam("b_run"),
+        Checkpoint.status.in_(bindparam("b_statuses", expanding=True)),
+        ((Checkpoint.attempt == bindparam("b_attempt")) & (Checkpoint.step >= bindparam("b_first")))
+        | (Checkpoint.attempt > bindparam("b_attempt")),
+    )
+    .values(status="quarantined", reason=bindparam("b_reason"))
+)
 
 
 class BadPath(ValueError):  # noqa: N818
@@ -77,10 +98,7 @@ def settle(session: Session, run: Run, seen: StepView, *, limits: Limits = DEFAU
 
     Clean: no incident is open that is critical or can lead to one. While one is only mitigated, candidates stay so.
     """
-    query = select(Checkpoint).where(
-        Checkpoint.run_id == run.id, Checkpoint.attempt == seen.attempt, Checkpoint.status == "candidate"
-    )
-    candidates = session.scalars(query).all()
+    candidates = session.scalars(_CANDIDATES, {"b_run": run.id, "b_attempt": seen.attempt}).all()
     if not candidates:
         return
     ill = [i for i in book.incidents(session, run.id, book.ACTIVE) if distrusted(i)]
@@ -162,12 +180,6 @@ def _quarantine(
     limits: Limits,
 ) -> None:
     first = 0 if onset is None else onset - limits.onset_margin_steps
-    statement = update(Checkpoint).where(
-        Checkpoint.run_id == run.id,
-        Checkpoint.status.in_(statuses),
-        ((Checkpoint.attempt == attempt) & (Checkpoint.step >= first)) | (Checkpoint.attempt > attempt),
-    )
     reason = f"{incident.rule} since step {incident.onset_step} of attempt {incident.attempt}"
-    session.execute(
-        statement.values(status="quarantined", reason=reason), execution_options={"synchronize_session": "fetch"}
-    )
+    which = {"b_run": run.id, "b_statuses": statuses, "b_attempt": attempt, "b_first": first, "b_reason": reason}
+    session.execute(_QUARANTINE, which, execution_options={"synchronize_session": False})

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.commands import checkpoints
@@ -16,7 +16,7 @@ from foreshock_service.commands.limits import DEFAULTS, Limits
 from foreshock_service.commands.routes import Facts, Trial
 from foreshock_service.diagnosis.edges import locate
 from foreshock_service.diagnosis.signature import Diagnosis, diagnose
-from foreshock_service.diagnosis.window import Bands, PastStep, bands_at, recent_steps
+from foreshock_service.diagnosis.window import Bands, PastStep, recent_steps
 from foreshock_service.incidents import book
 from foreshock_service.rules.interface import Edge, StepView
 from foreshock_service.store.models import Checkpoint, CommandRow, Incident, Run
@@ -29,6 +29,23 @@ REWARD_LOST: Final = 0.3
 """Share of the level before the onset whose loss, over three steps, means that the reward has gone."""
 TIED_SHARE: Final = 0.9
 """Share of groups without any spread of rewards from which no gradient is left to speak of."""
+
+# Built once: building a statement costs as much as running it. "_" in a kind matches itself, too.
+_TRIES = (
+    select(func.count())
+    .select_from(CommandRow)
+    .where(CommandRow.run_id == bindparam("b_run"), CommandRow.evidence_key.like(bindparam("b_like")))
+)
+_TRIED = (
+    select(CommandRow)
+    .where(
+        CommandRow.run_id == bindparam("b_run"),
+        CommandRow.incident_id == bindparam("b_incident"),
+        CommandRow.evidence_key.is_not(None),
+    )
+    .order_by(CommandRow.created_at)
+    .execution_options(populate_existing=True)
+)
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +61,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 def look(session: Session, run: Run, seen: StepView) -> Look:
     """Reads the surroundings; past and baselines only while something is open: a quiet step costs one query."""
     active = book.incidents(session, run.id, book.ACTIVE)
-    bands = bands_at(session, run.id, seen.attempt, seen.step) if active else {}
     past = recent_steps(session, run.id, seen.attempt, upto=seen.step, steps=PAST_STEPS) if active else []
+    bands = past[-1].bands if past and past[-1].step == seen.step else {}
     return Look(seen=seen, bands=bands, past=past, active=active)
 
 
 def gather(session: Session, run: Run, at: Look, incident: Incident, *, limits: Limits = DEFAULTS) -> Facts:
     """What routing needs to know of this incident."""
+    announced = frozenset(str(kind) for kind in run.capabilities or ())
     upstream = upstream_of(session, incident)
     found = diagnosis_of(at, incident)
     edge: Edge | None = incident.edge  # type: ignore[assignment]
@@ -59,12 +77,12 @@ def gather(session: Session, run: Run, at: Look, incident: Incident, *, limits: 
     return Facts(
         rule=incident.rule,
         edge=edge,
-        announced=frozenset(str(kind) for kind in run.capabilities or ()),
+        announced=announced,
         reward_gone=reward_gone(at, incident),
         stale_engine=found.names("stale_engine"),
         wrong_rows=found.names("shifted_labels") or found.names("misaligned_rows"),
         only_gradients=_only_gradients(incident),
-        checkpoint=rollback_target(session, run, incident, limits=limits) is not None,
+        checkpoint="rollback" in announced and rollback_target(session, run, incident, limits=limits) is not None,
         upstream=upstream.rule if upstream else None,
         upstream_edge=upstream.edge if upstream else None,  # type: ignore[arg-type]
         upstream_active=upstream is not None and any(i.id == upstream.id for i in at.active),
@@ -133,19 +151,13 @@ def evidence_prefix(kind: str, incident: Incident) -> str:
 
 def tries(session: Session, run: Run, kind: str, incident: Incident) -> int:
     """How often the kind was proposed on this evidence."""
-    query = select(CommandRow.id).where(
-        CommandRow.run_id == run.id, CommandRow.evidence_key.startswith(evidence_prefix(kind, incident))
-    )
-    return len(session.execute(query).all())
+    which = {"b_run": run.id, "b_like": f"{evidence_prefix(kind, incident)}%"}
+    return session.scalar(_TRIES, which) or 0
 
 
 def _trials(session: Session, run: Run, incident: Incident, limits: Limits) -> dict[str, Trial]:
-    query = select(CommandRow).where(
-        CommandRow.run_id == run.id, CommandRow.incident_id == incident.id, CommandRow.evidence_key.is_not(None)
-    )
     trials: dict[str, Trial] = {}
-    rows = session.scalars(query.order_by(CommandRow.created_at), execution_options={"populate_existing": True}).all()
-    for row in rows:
+    for row in session.scalars(_TRIED, {"b_run": run.id, "b_incident": incident.id}).all():
         if str(row.evidence_key).startswith(evidence_prefix(row.kind, incident)):
             trials[row.kind] = _trial(session, run, row, incident, limits)
     return trials

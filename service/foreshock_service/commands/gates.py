@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import or_, select
+from sqlalchemy import bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.commands.limits import DEFAULTS, Limits
@@ -18,14 +18,22 @@ SPENT: Final = (*IN_FLIGHT, "done", "failed", "lost")
 HOUSEKEEPING: Final = frozenset({"checkpoint_now", "probe", "resume"})
 """Changes nothing of the training; has its own budget per kind and leaves the run's alone."""
 
+# Built once: building a statement costs as much as running it.
+_SPENT = select(CommandRow.actions).where(
+    CommandRow.run_id == bindparam("b_run"), CommandRow.requested_by == POLICY, CommandRow.state.in_(SPENT)
+)
+_SAME_KIND = select(CommandRow.done_step, CommandRow.issued_step).where(
+    CommandRow.run_id == bindparam("b_run"),
+    CommandRow.attempt == bindparam("b_attempt"),
+    CommandRow.kind == bindparam("b_kind"),
+    CommandRow.id != bindparam("b_id"),
+    or_(CommandRow.state.in_(SPENT), CommandRow.state == "refused"),
+)
+
 
 def spent(session: Session, run_id: int) -> Counter[str]:
     """Action kinds that policy has had approved on this run, with how often."""
-    rows = session.scalars(
-        select(CommandRow.actions).where(
-            CommandRow.run_id == run_id, CommandRow.requested_by == POLICY, CommandRow.state.in_(SPENT)
-        )
-    )
+    rows = session.scalars(_SPENT, {"b_run": run_id})
     return Counter(action["kind"] for actions in rows for action in actions)
 
 
@@ -71,14 +79,8 @@ def masked_by_correction(
 
 
 def _check_cooldown(session: Session, row: CommandRow, step: int, limits: Limits) -> None:
-    query = select(CommandRow.done_step, CommandRow.issued_step).where(
-        CommandRow.run_id == row.run_id,
-        CommandRow.attempt == row.attempt,
-        CommandRow.kind == row.kind,
-        CommandRow.id != row.id,
-        or_(CommandRow.state.in_(SPENT), CommandRow.state == "refused"),
-    )
-    for done, issued in session.execute(query):
+    which = {"b_run": row.run_id, "b_attempt": row.attempt, "b_kind": row.kind, "b_id": row.id}
+    for done, issued in session.execute(_SAME_KIND, which):
         last = done if done is not None else issued
         if last is not None and step - last < limits.cooldown_steps:
             raise Refused(f"{row.kind} was tried at step {last}: cool-down of {limits.cooldown_steps} steps", last=last)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import CursorResult, Row, select, update
+from sqlalchemy import CursorResult, Row, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire.commands import STATES
@@ -33,7 +33,17 @@ TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-PLAIN: Final[dict[str, Any]] = {"synchronize_session": False}
+# Built once: building a statement costs as much as running it.
+_FIND = select(CommandRow).where(CommandRow.id == bindparam("b_id")).execution_options(populate_existing=True)
+_HOLD_RUN = (
+    select(Run.id, Run.name, Run.mode, Run.attempt, Run.status, Run.controller_client, Run.capabilities)
+    .where(Run.id == bindparam("b_run"))
+    .with_for_update()
+)
+_UPDATE = update(CommandRow.__table__).where(  # type: ignore[arg-type]
+    CommandRow.id == bindparam("b_id"), CommandRow.state == bindparam("b_was")
+)
+_AUDIT = insert(Audit.__table__)  # type: ignore[arg-type]
 
 
 class CommandError(Exception):
@@ -85,7 +95,7 @@ class CommandChange:
 
 def find(session: Session, command_id: str) -> CommandRow:
     """The command as the database holds it now. Raises NotFound."""
-    row = session.get(CommandRow, command_id, populate_existing=True)
+    row = session.scalars(_FIND, {"b_id": command_id}).first()
     if row is None:
         raise NotFound(f"no command {command_id}")
     return row
@@ -97,8 +107,7 @@ def hold_run(session: Session, run_id: int) -> Row[Any]:
     Every check that must still be true at commit (one in flight, budget) happens behind it. SQLite has no row locks and
     needs none: `Store.write` lets one writer in. Raises NotFound.
     """
-    columns = (Run.id, Run.name, Run.mode, Run.attempt, Run.status, Run.controller_client, Run.capabilities)
-    row = session.execute(select(*columns).where(Run.id == run_id).with_for_update()).first()
+    row = session.execute(_HOLD_RUN, {"b_run": run_id}).first()
     if row is None:
         raise NotFound(f"no run {run_id}")
     return row
@@ -137,8 +146,8 @@ def move(
 
 
 def update_if(session: Session, row: CommandRow, was: str, /, *conditions: Any, **values: Any) -> bool:
-    statement = update(CommandRow).where(CommandRow.id == row.id, CommandRow.state == was, *conditions)
-    result = session.execute(statement.values(**values), execution_options=PLAIN)
+    statement = _UPDATE.where(*conditions) if conditions else _UPDATE
+    result = session.connection().execute(statement, {"b_id": row.id, "b_was": was, **values})
     assert isinstance(result, CursorResult)
     return result.rowcount == 1
 
@@ -147,15 +156,16 @@ def audit(
     session: Session, row: CommandRow, was: str | None, became: str, now: float, actor: str, note: Mapping[str, Any]
 ) -> None:
     assert became.partition(":")[0] in (*STATES, "verdict")
-    session.add(
-        Audit(
-            at=now,
-            run_id=row.run_id,
-            subject="command",
-            subject_id=row.id,
-            was=was,
-            became=became,
-            actor=actor,
-            detail={"kind": row.kind, **note},
-        )
+    session.connection().execute(
+        _AUDIT,
+        {
+            "at": now,
+            "run_id": row.run_id,
+            "subject": "command",
+            "subject_id": row.id,
+            "was": was,
+            "became": became,
+            "actor": actor,
+            "detail": {"kind": row.kind, **note},
+        },
     )

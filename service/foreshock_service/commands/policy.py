@@ -44,6 +44,17 @@ _UNSETTLED = select(CommandRow.id).where(
     CommandRow.state.not_in(TERMINAL_STATES) | ((CommandRow.state == "done") & CommandRow.verdict.is_(None)),
 )
 _UNSETTLED_ONE = _UNSETTLED.limit(1)
+_PROPOSED = (
+    select(CommandRow)
+    .where(
+        CommandRow.run_id == bindparam("b_run"),
+        CommandRow.state == "proposed",
+        CommandRow.requested_by == protocol.POLICY,
+        CommandRow.attempt == bindparam("b_attempt"),
+        CommandRow.expires_at > bindparam("b_now"),
+    )
+    .order_by(CommandRow.created_at)
+)
 _CHECKPOINT = select(Checkpoint.id).where(Checkpoint.run_id == bindparam("b_run"))
 _STANDING = select(
     exists(select(Incident.id).where(Incident.run_id == bindparam("b_run"), Incident.status.in_(book.ACTIVE))),
@@ -208,14 +219,8 @@ def _wants_checkpoint(run: Run) -> bool:
 
 def _approve_waiting(session: Session, run: Run, seen: StepView, now: float, limits: Limits) -> list[CommandChange]:
     """In `auto`: the oldest proposal of policy that passes the gates; the others wait for a later step or a person."""
-    query = select(CommandRow).where(
-        CommandRow.run_id == run.id,
-        CommandRow.state == "proposed",
-        CommandRow.requested_by == protocol.POLICY,
-        CommandRow.attempt == run.attempt,
-        CommandRow.expires_at > now,
-    )
-    for row in session.scalars(query.order_by(CommandRow.created_at)).all():
+    which = {"b_run": run.id, "b_attempt": run.attempt, "b_now": now}
+    for row in session.scalars(_PROPOSED, which).all():
         try:
             gates.check(session, run, row, seen.step, limits=limits)
             return [protocol.approve(session, row.id, AUTO, now, limits=limits)]

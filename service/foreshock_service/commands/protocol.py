@@ -16,13 +16,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, or_, select, update
+from sqlalchemy import Row, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire.commands import ACK_STATES, TERMINAL_STATES, Ack, Action, Command
 from foreshock_service.commands.ledger import (
     IN_FLIGHT,
-    PLAIN,
     POLICY,
     TRANSITIONS,
     Busy,
@@ -51,6 +50,35 @@ __all__ = [
     "close_run", "deliver", "expire_due", "find", "in_flight", "lose_accepted", "pending", "propose", "record_verdict",
     "reject",
 ]  # fmt: skip
+
+# Built once: building a statement costs as much as running it.
+_FOR_CONTROLLER = (
+    select(CommandRow, Run.name)
+    .join(Run, Run.id == CommandRow.run_id)
+    .where(
+        CommandRow.run_id == bindparam("b_run"),
+        CommandRow.state.in_(("approved", "delivered")),
+        CommandRow.attempt == Run.attempt,
+        CommandRow.expires_at > bindparam("b_now"),
+        Run.controller_client == bindparam("b_client"),
+    )
+    .order_by(CommandRow.created_at)
+    .execution_options(populate_existing=True)
+)
+_PENDING = (
+    select(CommandRow)
+    .where(CommandRow.run_id == bindparam("b_run"), CommandRow.state.not_in(TERMINAL_STATES))
+    .order_by(CommandRow.created_at)
+    .execution_options(populate_existing=True)
+)
+_IN_FLIGHT = (
+    select(CommandRow)
+    .where(CommandRow.run_id == bindparam("b_run"), CommandRow.state.in_(IN_FLIGHT))
+    .limit(1)
+    .execution_options(populate_existing=True)
+)
+_BUDGET = select(Run.budget).where(Run.id == bindparam("b_run"))
+_SPEND = update(Run.__table__).where(Run.id == bindparam("b_run"))  # type: ignore[arg-type]
 
 
 def propose(
@@ -140,28 +168,15 @@ def deliver(session: Session, run_id: int, client_id: str, now: float) -> list[C
 
     May hand out the same command many times until it is accepted: only the accept decides who executes, and once.
     """
-    run = session.execute(select(Run.name, Run.attempt, Run.controller_client).where(Run.id == run_id)).first()
-    if run is None or run.controller_client != client_id:
-        return []
-    waiting = session.scalars(
-        select(CommandRow)
-        .where(
-            CommandRow.run_id == run_id,
-            CommandRow.state.in_(("approved", "delivered")),
-            CommandRow.attempt == run.attempt,
-            CommandRow.expires_at > now,
-        )
-        .order_by(CommandRow.created_at),
-        execution_options={"populate_existing": True},
-    ).all()
+    waiting = session.execute(_FOR_CONTROLLER, {"b_run": run_id, "b_client": client_id, "b_now": now}).all()
     sent = []
-    for row in waiting:
+    for row, name in waiting:
         if row.state == "approved":
             try:
                 move(session, row, "delivered", now, client_id, {}, delivered_at=now)
             except WrongState:
                 continue  # cancelled, or expired by the sweep, between the read and the update
-        sent.append(as_wire(row, run.name, now))
+        sent.append(as_wire(row, name, now))
     return sent
 
 
@@ -251,14 +266,12 @@ def expire_due(session: Session, now: float, *, limits: Limits = DEFAULTS) -> li
 
 def pending(session: Session, run_id: int) -> list[CommandRow]:
     """Everything that is not over, oldest first: for pages, the CLI and `health`."""
-    query = select(CommandRow).where(CommandRow.run_id == run_id, CommandRow.state.not_in(TERMINAL_STATES))
-    return list(session.scalars(query.order_by(CommandRow.created_at), execution_options={"populate_existing": True}))
+    return list(session.scalars(_PENDING, {"b_run": run_id}))
 
 
 def in_flight(session: Session, run_id: int) -> CommandRow | None:
     """The one command of the run that is approved, delivered or accepted, if any."""
-    query = select(CommandRow).where(CommandRow.run_id == run_id, CommandRow.state.in_(IN_FLIGHT)).limit(1)
-    return session.scalars(query, execution_options={"populate_existing": True}).first()
+    return session.scalars(_IN_FLIGHT, {"b_run": run_id}).first()
 
 
 def as_wire(row: CommandRow, run_name: str, now: float) -> Command:
@@ -286,10 +299,10 @@ def _accept(session: Session, row: CommandRow, run: Row[Any], answer: Ack, now: 
             f"asked of attempt {row.attempt}, answered from {answer.attempt}; the run is in attempt {run.attempt}"
         )
     change = move(session, row, "accepted", now, answer.client, {}, accepted_at=now, accepted_by=answer.client)
-    spent = dict(session.execute(select(Run.budget).where(Run.id == row.run_id)).scalar_one() or {})
+    spent = dict(session.execute(_BUDGET, {"b_run": row.run_id}).scalar_one() or {})
     for action in row.actions:
         spent[action["kind"]] = spent.get(action["kind"], 0) + 1
-    session.execute(update(Run).where(Run.id == row.run_id).values(budget=spent), execution_options=PLAIN)
+    session.connection().execute(_SPEND, {"b_run": row.run_id, "budget": spent})
     return change
 
 

@@ -6,11 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.store.models import Point, SignalName
 
+NO_STEP = 2**63 - 1
+# Built once: building a statement costs as much as running it.
+_NAMES = select(SignalName.position, SignalName.name).where(SignalName.run_id == bindparam("b_run"))
+_PAST = (
+    select(Point.step, Point.values, Point.missing, Point.bands, Point.evidence)
+    .where(
+        Point.run_id == bindparam("b_run"), Point.attempt == bindparam("b_attempt"), Point.step <= bindparam("b_upto")
+    )
+    .order_by(Point.step.desc())
+    .limit(bindparam("b_most"))
+)
+_BANDS = select(Point.bands).where(
+    Point.run_id == bindparam("b_run"), Point.attempt == bindparam("b_attempt"), Point.step == bindparam("b_step")
+)
 Bands = Mapping[str, tuple[float, float, float]]
 
 
@@ -29,13 +43,9 @@ def recent_steps(
     session: Session, run_id: int, attempt: int, *, upto: int | None = None, steps: int = 16
 ) -> list[PastStep]:
     """The last `steps` stored steps of an attempt, not beyond `upto`, oldest first. Two queries."""
-    names_of = select(SignalName.position, SignalName.name).where(SignalName.run_id == run_id)
-    names = dict(session.execute(names_of).all())
-    query = select(Point.step, Point.values, Point.missing, Point.bands, Point.evidence)
-    query = query.where(Point.run_id == run_id, Point.attempt == attempt)
-    if upto is not None:
-        query = query.where(Point.step <= upto)
-    rows = session.execute(query.order_by(Point.step.desc()).limit(steps)).all()
+    names = dict(session.connection().execute(_NAMES, {"b_run": run_id}).all())
+    which = {"b_run": run_id, "b_attempt": attempt, "b_upto": NO_STEP if upto is None else upto, "b_most": steps}
+    rows = session.connection().execute(_PAST, which).all()
     return [
         PastStep(
             attempt=attempt,
@@ -51,8 +61,8 @@ def recent_steps(
 
 def bands_at(session: Session, run_id: int, attempt: int, step: int) -> Bands:
     """The baselines as of one stored step; empty where the step is not stored."""
-    query = select(Point.bands).where(Point.run_id == run_id, Point.attempt == attempt, Point.step == step)
-    return as_bands(session.scalar(query))
+    which = {"b_run": run_id, "b_attempt": attempt, "b_step": step}
+    return as_bands(session.connection().execute(_BANDS, which).scalar())
 
 
 def as_bands(stored: Mapping[str, Any] | None) -> Bands:

@@ -165,6 +165,7 @@ def _reply(group: _Group, arrival: Arrival, answer: Answer) -> Reply:
         mode=run.mode or group.limits.default_mode,
         warnings=answer.warnings,
     )
-    if envelope.controller and leases.hold_controller(session, run.id, envelope.client, group.now):
+    client = group.clients[(run.id, envelope.client)]
+    if envelope.controller and leases.keep_controller(session, run, client, group.now):
         reply.commands = list(group.hooks.deliver(session, run.id, envelope.client, group.now))
     return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.wire import MODES, Envelope
@@ -14,6 +14,30 @@ from foreshock_service.ingest.arrivals import Item
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.store.models import Attempt, Audit, Client, EvaluationState, Run
 from foreshock_service.store.upsert import insert_new
+
+# Built once: building a statement costs as much as running it.
+_RUNS = (
+    select(Run)
+    .where(Run.name.in_(bindparam("b_names", expanding=True)))
+    .order_by(Run.id)
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
+_CLIENTS = (
+    select(Client)
+    .where(Client.run_id.in_(bindparam("b_runs", expanding=True)), Client.id.in_(bindparam("b_ids", expanding=True)))
+    .order_by(Client.run_id, Client.id)
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
+_ATTEMPTS = (
+    select(Attempt)
+    .join(Run, Run.id == Attempt.run_id)
+    .where(
+        Attempt.run_id.in_(bindparam("b_runs", expanding=True)),
+        Attempt.launch.in_(bindparam("b_launches", expanding=True)) | (Attempt.ordinal == Run.attempt),
+    )
+)
 
 
 @dataclass
@@ -34,13 +58,12 @@ def hold_runs(session: Session, names: Iterable[str], now: float, limits: Ingest
     deadlocking. A run beyond `limits.max_runs` is left out.
     """
     wanted = sorted(set(names))
-    query = select(Run).where(Run.name.in_(wanted)).order_by(Run.id).with_for_update(key_share=True)
-    runs = list(session.scalars(query, execution_options={"populate_existing": True}))
+    runs = list(session.scalars(_RUNS, {"b_names": wanted}))
     missing = [name for name in wanted if name not in {run.name for run in runs}]
     if missing:
         room = limits.max_runs - (session.scalar(select(func.count()).select_from(Run)) or 0)
         _make_runs(session, missing[: max(0, room)], now)
-        runs = list(session.scalars(query, execution_options={"populate_existing": True}))
+        runs = list(session.scalars(_RUNS, {"b_names": wanted}))
     return {run.name: RunInGroup(run) for run in runs}
 
 
@@ -107,22 +130,14 @@ def hold_clients(
 
 def _lock_clients(session: Session, keys: list[tuple[int, str]]) -> dict[tuple[int, str], Client]:
     runs, ids = {k[0] for k in keys}, {k[1] for k in keys}
-    query = (
-        select(Client)
-        .where(Client.run_id.in_(runs), Client.id.in_(ids))
-        .order_by(Client.run_id, Client.id)
-        .with_for_update(key_share=True)
-    )
-    rows = session.scalars(query, execution_options={"populate_existing": True})
+    rows = session.scalars(_CLIENTS, {"b_runs": list(runs), "b_ids": list(ids)})
     return {(row.run_id, row.id): row for row in rows}
 
 
 def load_attempts(session: Session, held: dict[str, RunInGroup], launches: Iterable[str]) -> None:
     """Fills in the attempts of these launches, and the current one of each run."""
     by_id = {entry.run.id: entry for entry in held.values()}
-    query = select(Attempt).join(Run, Run.id == Attempt.run_id).where(Attempt.run_id.in_(by_id))
-    query = query.where(Attempt.launch.in_(set(launches)) | (Attempt.ordinal == Run.attempt))
-    for attempt in session.scalars(query):
+    for attempt in session.scalars(_ATTEMPTS, {"b_runs": list(by_id), "b_launches": list(set(launches))}):
         _remember(by_id[attempt.run_id], attempt)
 
 

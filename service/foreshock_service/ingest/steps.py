@@ -20,6 +20,25 @@ from foreshock_service.store.upsert import insert_new
 
 GRACE_S = 1.0
 
+# Built once: building a statement costs as much as running it.
+_STEPS = select(Step.step, Step.first_at, Step.due_at, Step.flags, Step.evaluated_at).where(
+    Step.run_id == bindparam("b_run"),
+    Step.attempt == bindparam("b_attempt"),
+    Step.step.in_(bindparam("b_steps", expanding=True)),
+)
+_FRAME = insert(FrameRow.__table__)  # type: ignore[arg-type]
+_HURRY = (
+    update(Step.__table__)  # type: ignore[arg-type]
+    .where(
+        Step.run_id == bindparam("b_run"),
+        Step.attempt == bindparam("b_attempt"),
+        Step.step < bindparam("b_newest"),
+        Step.evaluated_at.is_(None),
+        Step.due_at > bindparam("b_now"),
+    )
+    .values(due_at=bindparam("b_now"))
+)
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -64,7 +83,7 @@ def _store_attempt(
     for placed in frames:
         _flag(placed, seen, late=rows[placed.frame.step]["evaluated_at"] is not None)
         flags[placed.frame.step] |= placed.item.flags
-    session.connection().execute(insert(FrameRow), [_frame_row(run_id, placed) for placed in frames])
+    session.connection().execute(_FRAME, [_frame_row(run_id, placed) for placed in frames])
     return _update_steps(session, run_id, attempt, rows, seen, flags, declared, now)
 
 
@@ -72,10 +91,8 @@ def _step_rows(
     session: Session, run_id: int, attempt: int, frames: list[Placed], steps: list[int], due_at: float
 ) -> dict[int, Any]:
     """The steps' rows, made where new."""
-    query = select(Step.step, Step.first_at, Step.due_at, Step.flags, Step.evaluated_at).where(
-        Step.run_id == run_id, Step.attempt == attempt, Step.step.in_(steps)
-    )
-    rows = {row.step: dict(row._mapping) for row in session.execute(query)}
+    which = {"b_run": run_id, "b_attempt": attempt, "b_steps": steps}
+    rows = {row.step: dict(row._mapping) for row in session.connection().execute(_STEPS, which)}
     fresh: dict[int, dict[str, Any]] = {}
     for placed in frames:
         if placed.frame.step not in rows:
@@ -129,7 +146,7 @@ def _frame_row(run_id: int, placed: Placed) -> dict[str, Any]:
 
 
 _UPDATE = (
-    update(Step)
+    update(Step.__table__)  # type: ignore[arg-type]
     .where(Step.run_id == bindparam("b_run"), Step.attempt == bindparam("b_attempt"), Step.step == bindparam("b_step"))
     .values(
         reported=bindparam("b_reported"),
@@ -172,16 +189,6 @@ def _update_steps(
     if newest > 0:
         # Steps are evaluated in order, so those before must not be waited for. Where the step is complete nothing is
         # lost by it: each client sends in order, and whoever reported this step will report no earlier one.
-        session.execute(
-            update(Step)
-            .where(
-                Step.run_id == run_id,
-                Step.attempt == attempt,
-                Step.step < newest,
-                Step.evaluated_at.is_(None),
-                Step.due_at > now,
-            )
-            .values(due_at=now)
-            .execution_options(synchronize_session=False)
-        )
+        which = {"b_run": run_id, "b_attempt": attempt, "b_newest": newest, "b_now": now}
+        session.connection().execute(_HURRY, which)
     return due

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.store.flags import Flag
@@ -17,31 +17,35 @@ Reported = dict[int, dict[Rank, str]]
 RECENT_STEPS = 3
 """Without a declared world size, the ranks of so many steps before are expected: pools are elastic."""
 
+# Built once: building a statement costs as much as running it.
+_REPORTED = select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id).where(
+    FrameRow.run_id == bindparam("b_run"),
+    FrameRow.attempt == bindparam("b_attempt"),
+    FrameRow.step.in_(bindparam("b_steps", expanding=True)),
+    FrameRow.received_at >= bindparam("b_since"),
+    FrameRow.flags.bitwise_and(int(Flag.DUPLICATE_RANK)) == 0,
+)
+_BEFORE = (
+    select(Step.step, Step.first_at)
+    .where(Step.run_id == bindparam("b_run"), Step.attempt == bindparam("b_attempt"), Step.step < bindparam("b_step"))
+    .order_by(Step.step.desc())
+    .limit(RECENT_STEPS)
+)
+
 
 def reported(session: Session, run_id: int, attempt: int, steps: Collection[int], since: float) -> Reported:
     """Who reported these steps, in frames received at or after `since` (which spares PostgreSQL the other days)."""
-    query = select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.client_id).where(
-        FrameRow.run_id == run_id,
-        FrameRow.attempt == attempt,
-        FrameRow.step.in_(steps),
-        FrameRow.received_at >= since,
-        FrameRow.flags.bitwise_and(int(Flag.DUPLICATE_RANK)) == 0,
-    )
+    which = {"b_run": run_id, "b_attempt": attempt, "b_steps": list(steps), "b_since": since}
     found: Reported = {step: {} for step in steps}
-    for step, role, rank, client in session.execute(query):
+    for step, role, rank, client in session.connection().execute(_REPORTED, which):
         found[step].setdefault((role, rank), client)
     return found
 
 
 def steps_before(session: Session, run_id: int, attempt: int, step: int) -> dict[int, float]:
     """The `RECENT_STEPS` steps of the attempt before `step`, with when their first frame came."""
-    query = (
-        select(Step.step, Step.first_at)
-        .where(Step.run_id == run_id, Step.attempt == attempt, Step.step < step)
-        .order_by(Step.step.desc())
-        .limit(RECENT_STEPS)
-    )
-    return dict(session.execute(query).all())
+    which = {"b_run": run_id, "b_attempt": attempt, "b_step": step}
+    return dict(session.connection().execute(_BEFORE, which).all())
 
 
 def expected(step: int, declared: Mapping[str, Any], seen: Reported) -> frozenset[Rank]:

@@ -12,6 +12,7 @@ import uuid
 
 from sqlalchemy import CursorResult, case, or_, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
 from foreshock_service.store.models import Client, EvaluationState, Lease, Run
 from foreshock_service.store.upsert import insert_new
@@ -81,6 +82,18 @@ def hold_controller(session: Session, run_id: int, client_id: str, now: float) -
     )
     assert isinstance(changed, CursorResult)
     return changed.rowcount == 1
+
+
+def keep_controller(session: Session, run: Run, client: Client, now: float) -> bool:
+    """`hold_controller` for rows that this transaction holds: free of charge while the lease has long to go."""
+    sure = run.controller_client == client.id and (run.controller_until or 0.0) - now > CONTROLLER_S / 2
+    if sure and client.last_attempt >= run.attempt and client.finished_at is None:
+        return True
+    held = hold_controller(session, run.id, client.id, now)
+    if held:
+        set_committed_value(run, "controller_client", client.id)
+        set_committed_value(run, "controller_until", now + CONTROLLER_S)
+    return held
 
 
 def release_evaluations(session: Session, owner: str) -> None:
