@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test lint types docs bench lab lab-seed clean
+.PHONY: setup demo test lint types docs bench faults lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -37,6 +37,9 @@ bench: setup  ## the SDK's and the service's cost, against peers in the same run
 	$(BIN)/python -m benchmarks.sdk.observe
 	$(BIN)/python -m benchmarks.sdk.log
 	$(BIN)/python -m benchmarks.latency
+
+faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)
+	$(BIN)/python -m benchmarks.faults
 
 lab: setup  ## the figures of lab/README.md, from scratch
 	$(BIN)/python -m lab.figures --out out/lab

@@ -62,11 +62,20 @@ class PrivateServer:
     def start(self) -> None:
         data = str(self.folder / "data")
         self._call("initdb", "-D", data, "-U", "foreshock", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N")
+        self.launch()
+
+    def launch(self) -> None:
+        """Starts the server, for the first time or again after `halt`."""
+        data = str(self.folder / "data")
         options = f"-k {self.folder} -p {self.port} -c listen_addresses='' -c max_connections=100"
         self._call("pg_ctl", "-D", data, "-l", str(self.folder / "log"), "-o", options, "-w", "start")
 
+    def halt(self) -> None:
+        """Stops it at once, as a crash would."""
+        self._call("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+
     def stop(self) -> None:
         try:
-            self._call("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+            self.halt()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)

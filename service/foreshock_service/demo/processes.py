@@ -18,7 +18,7 @@ import httpx
 
 from foreshock_service.shipped import shipped
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class DemoError(RuntimeError):
@@ -80,7 +80,7 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Also again, after `kill`. Raises `DemoError` when it does not answer within a minute."""
+        """Also again, after `kill`. Raises `DemoError` when it does not answer within three minutes."""
         command = [sys.executable, "-m", "foreshock_service.cli", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--database-url", self._database]
         with self.log.open("ab") as log:
