@@ -17,7 +17,7 @@ COLOURS = {
 }
 COURSES = {
     "identical": "#2a7f62", "seed without fault": "#3b6fb6", "mixed groups": "#b8352f",
-    "seed with mixed groups": "#7b3fa0", "old of another batch": "#555555",
+    "seed with mixed groups": "#7b3fa0", "old of another batch": "#555555", "stale training, lag 1": "#d59b2d",
 }  # fmt: skip
 FLOOR = 1e-17  # where "exactly 0" is drawn
 

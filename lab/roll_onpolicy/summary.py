@@ -1,8 +1,8 @@
 """From runs to the ladder's table: what the pair shows, and what a hundred steps of training do.
 
 *crashes*: the learnable reward of the last fifth of the run is below half of the healthy level (the baseline's mean at
-the same dtype). *stands still*: neither fell by a fifth from its first tenth nor rose a fifth of the way to the healthy
-level. *wobbles*: more than 0.05 below the worst healthy seed. *learns*: otherwise.
+the same dtype). *stands still*: never rose two fifths of the way from its first tenth to the healthy level,
+nor fell. *wobbles*: more than 0.05 below the worst healthy seed. *learns*: otherwise.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ def crash_step(run: Run, window: int = 10) -> int | None:
     return None
 
 
-def outcome(value: float, healthy: list[float], start: float = float("nan")) -> str:
-    """``start`` is the level of the run's first tenth; without it standing still cannot be told from wobbling."""
+def peak(run: Run, window: int = 10) -> float:
+    """Best mean reward of ``window`` steps that had a learnable problem."""
+    values = [s["reward"] for s in run["steps"] if not math.isnan(s["reward"])]
+    means = [stdlib.fmean(values[i : i + window]) for i in range(max(1, len(values) - window + 1))]
+    return max(means)
+
+
+def outcome(value: float, healthy: list[float], start: float = math.nan, best: float = math.nan) -> str:
+    """``start`` the level of the run's first tenth, ``best`` its peak; without them no run is said to stand still."""
     if not healthy:
         return "not judged"  # a short run, or no baseline beside it
-    if 0.8 * start <= value < start + 0.2 * (stdlib.fmean(healthy) - start):
+    if value >= 0.8 * start and best < start + 0.4 * (stdlib.fmean(healthy) - start):
         return "stands still"
     if value < 0.5 * stdlib.fmean(healthy):
         return "crashes"
@@ -69,7 +76,7 @@ def row(name: str, dtype: str, runs: list[Run], healthy: list[float]) -> dict[st
     """One line of the table; nats where a unit applies."""
     rung = next(r for r in LADDER if r.name == name)
     levels = [level(run) for run in runs]
-    outcomes = [outcome(value, healthy, level(run, 0.0, 0.1)) for value, run in zip(levels, runs, strict=True)]
+    outcomes = [outcome(v, healthy, level(run, 0.0, 0.1), peak(run)) for v, run in zip(levels, runs, strict=True)]
     return {
         "rung": name, "family": rung.family, "change": rung.change, "dtype": dtype, "seeds": len(runs),
         "policy.kl_k2": _median(runs, lambda s: s["policy"]["kl_k2"]),

@@ -85,8 +85,9 @@ def test_outcomes_are_judged_against_the_healthy_seeds() -> None:
     assert summary.outcome(0.7, healthy) == "wobbles"
     assert summary.outcome(0.2, healthy) == "crashes"
     assert summary.outcome(0.2, []) == "not judged"
-    assert summary.outcome(0.53, healthy, start=0.5) == "stands still"
-    assert summary.outcome(0.2, healthy, start=0.5) == "crashes"
+    assert summary.outcome(0.53, healthy, start=0.5, best=0.6) == "stands still"
+    assert summary.outcome(0.66, healthy, start=0.5, best=0.95) == "wobbles"
+    assert summary.outcome(0.2, healthy, start=0.5, best=0.6) == "crashes"
 
 
 def test_a_crash_is_dated_by_the_first_ten_steps_below_half_of_the_best() -> None:
