@@ -116,6 +116,7 @@ _SCALARS: Final[tuple[Signal, ...]] = (
     Signal("length.truncated", "share", "mean", "Share of responses cut by the limit."),
     Signal("length.repetition", "share", "mean", "Share of responses that repeat themselves."),
     Signal("is_weight.masked", "share", "mean", "Share of tokens or sequences that a correction dropped."),
+    Signal("is_weight.mean", "1", "mean", "Mean importance weight after its correction; before it, 1."),
     Signal("staleness.mean", "steps", "mean", "Mean versions between sampling and training."),
     Signal("staleness.max", "steps", "max", "Largest versions between sampling and training."),
     Signal("weights.version", "1", "max", "Version label of the weights."),

@@ -236,7 +236,8 @@ def _fold(
     shown = sign * shown if sign else math.exp(shown)
     reading = Reading(value, excess, z, drift, smooth, shown, trusted or prior, onset, creep, known)
 
-    off = z >= GATE or (not trusted and known and z >= EARLY_Z and excess >= math.log(config.large_ratio))
+    # Few values make a wide spread, in which a tenfold jump is no outlier; learned, it would be the baseline.
+    off = z >= GATE or (not trusted and known and excess >= math.log(config.large_ratio))
     rejected = rejected + 1 if off and known and learn else 0
     if rejected >= config.calibration_steps and not trusted:
         # What was known first was the exception: zeros before the first update, or settings that moved the level.

@@ -27,6 +27,8 @@ from foreshock_service.rules.interface import (
 SIGNAL = "entropy.mean"
 REWARD = "reward.mean"
 LOG_FLOOR = 1e-6
+LIVELY = 50.0
+"""Entropy that was once so many times dead_entropy is in nats, and was alive."""
 
 
 class Config(BaselineConfig):
@@ -37,6 +39,10 @@ class Config(BaselineConfig):
         2.0, gt=1, description="Smoothed fall, as a ratio, at which a fall that buys nothing warns."
     )
     critical_ratio: float = Field(4.0, gt=1, description="The same at which it is critical, if the reward has fallen.")
+    dead_entropy: float = Field(
+        1e-3, ge=0, description="Entropy (nats) of a deterministic policy: warns after dead_steps."
+    )
+    dead_steps: int = Field(5, ge=1, description="Consecutive steps at dead_entropy before it warns.")
     reward_gain: float = Field(
         1.0, ge=0, description="Reward above its baseline, in sigmas, that counts as bought by the fall."
     )
@@ -50,6 +56,10 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     reward: Track = FRESH
     ill: bool = False
     """Out of range at the step before: nothing is learned from."""
+    peak: float = 0.0
+    """The largest entropy seen: an entropy that was always tiny may be logged in another unit."""
+    dead: int = 0
+    """Consecutive steps at dead_entropy."""
 
 
 class EntropyCollapse:
@@ -71,17 +81,21 @@ class EntropyCollapse:
         reward, gained = state.reward, None
         if REWARD in seen.values:
             reward, gained = fold_linear(reward, seen.values[REWARD], seen, config, learn=learn)
-        after = State(track, reward)
+        dead = state.dead + 1 if value <= config.dead_entropy else 0
+        after = State(track, reward, False, max(state.peak, value), dead)
         if reading is None:
             return after, UNKNOWN
         drifted = reading.calibrated and reading.drift >= config.drift_limit
-        if not (drifted and reading.smooth >= math.log(config.mild_ratio)):
-            return after, QUIET
+        low = drifted and reading.smooth >= math.log(config.mild_ratio)
         change = gain(state.reward, gained)
-        if change >= config.reward_gain:
+        if not low and dead >= config.dead_steps and after.peak >= LIVELY * config.dead_entropy:
+            # Gone before a baseline was calibrated: there is nothing left to compare with, and no need to.
+            return after, _deterministic(value, after, seen.step - dead + 1) if change < config.reward_gain else QUIET
+        if not low or change >= config.reward_gain:
             return after, QUIET
         fallen = change <= -config.reward_loss and reading.smooth >= math.log(config.critical_ratio)
-        return State(track, reward, True), _verdict(value, reading, change, gained, "critical" if fallen else "warning")
+        after = msgspec.structs.replace(after, ill=True)
+        return after, _verdict(value, reading, change, gained, "critical" if fallen else "warning")
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
         """The learned range, in nats."""
@@ -100,6 +114,12 @@ def _verdict(value: float, reading: Reading, change: float, gained: Reading | No
         sentence = f"{change:+.1f} sigma from its baseline."
         evidence.append(Evidence(signal=REWARD, value=gained.value, expected=gained.centre, sentence=sentence))
     return Verdict(firing=True, severity=severity, onset_step=reading.onset, message=message, evidence=evidence)
+
+
+def _deterministic(value: float, state: State, onset: int) -> Verdict:
+    message = f"Entropy is {value:.3g} nats for {state.dead} steps, {state.peak:.3g} it was: no choice is left."
+    evidence = Evidence(signal=SIGNAL, value=value, bound=state.peak, sentence="The policy is deterministic.")
+    return Verdict(firing=True, severity="warning", onset_step=onset, message=message, evidence=(evidence,))
 
 
 RULE = EntropyCollapse()

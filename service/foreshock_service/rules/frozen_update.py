@@ -26,6 +26,7 @@ from foreshock_service.rules.interface import (
 MOVEMENT: Final = ("weights.changed_share", "norm.update_ratio")
 """Zero in any of these says that nothing moved; each is measured apart from the log-probs."""
 UPDATE, REFERENCE = "update.abs_mean", "reference.abs_mean"
+DEAD_GROUPS, REFERENCE_KL = "group.zero_std", "reference.kl_k3"
 
 
 class Config(RuleConfig):
@@ -50,7 +51,9 @@ class FrozenUpdate:
     title = "Parameters do not move"
     config: type[RuleConfig] = Config
     state: type[State] = State
-    reads: tuple[str, ...] = (*MOVEMENT, UPDATE, REFERENCE, "grad.norm", "lr", "update.skipped")
+    reads: tuple[str, ...] = (
+        *MOVEMENT, UPDATE, REFERENCE, REFERENCE_KL, DEAD_GROUPS, "grad.norm", "lr", "update.skipped",
+    )  # fmt: skip
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
@@ -59,7 +62,11 @@ class FrozenUpdate:
             return state, UNKNOWN
         values = seen.values
         gradient = values.get("grad.norm")
-        if values.get("update.skipped", 0.0) > 0 or values.get("lr", 1.0) == 0 or gradient is None or not gradient > 0:
+        if values.get("update.skipped", 0.0) > 0 or values.get("lr", 1.0) == 0 or gradient is None:
+            return state, UNKNOWN
+        if gradient == 0 and values.get(DEAD_GROUPS, 1.0) < 1 and values.get(REFERENCE_KL) == 0:
+            return State(), _unreached(values[DEAD_GROUPS])
+        if not gradient > 0:
             return state, UNKNOWN
         told = [(name, values[name]) for name in MOVEMENT if name in values]
         if told:
@@ -83,6 +90,17 @@ def _verdict(still: list[tuple[str, float]], gradient: float, severity: Severity
     evidence = [Evidence(signal=name, value=value, bound=0.0, sentence="No movement at all.") for name, value in still]
     evidence.append(Evidence(signal="grad.norm", value=gradient, sentence="There was a gradient to follow."))
     return Verdict(firing=True, severity=severity, message=message, evidence=evidence)
+
+
+def _unreached(dead: float) -> Verdict:
+    """No gradient at all, though there is an advantage, and not a step away from the reference."""
+    message = f"Gradient and KL are exactly 0 though {1 - dead:.0%} of the groups have unequal rewards: nothing moves."
+    evidence = [
+        Evidence(signal="grad.norm", value=0.0, sentence="Exactly."),
+        Evidence(signal=REFERENCE_KL, value=0.0, sentence="Exactly: the weights are still the reference's."),
+        Evidence(signal=DEAD_GROUPS, value=dead, bound=1.0, sentence="There were advantages to follow."),
+    ]
+    return Verdict(firing=True, severity="warning", message=message, evidence=evidence)
 
 
 RULE = FrozenUpdate()

@@ -29,6 +29,10 @@ class Config(RuleConfig):
     warn_steps: float = Field(2.5, gt=0, description="Leaking sum of such steps that warns.")
     decay: float = Field(0.9, gt=0, lt=1, description="What is left of such a step after the next.")
     critical_steps: int = Field(6, ge=1, description="Such steps in a row that are critical.")
+    preset_kl: float = Field(
+        2.0, gt=0, description="KL (nats) that warns after preset_steps in a row while no past is known."
+    )
+    preset_steps: int = Field(3, ge=1, description="Such steps in a row that warn.")
     hopeless: float = Field(100.0, gt=0, description="KL (nats) that is critical at once, whatever came before.")
 
 
@@ -39,6 +43,8 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     steps: float = 0.0
     sustained: int = 0
     onset: int | None = None
+    above_preset: int = 0
+    """Steps in a row above the preset, before anything was known to compare with."""
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -96,13 +102,15 @@ def _judged(course: Course, value: float, signal: str, seen: StepView, config: C
     out = excess is not None and value >= config.negligible and excess >= math.log(config.ratio)
     steps = course.steps * config.decay + (1.0 if out else 0.0)
     sustained = course.sustained + 1 if out else 0
-    onset = (course.onset if course.onset is not None else seen.step) if steps >= 0.2 else None
-    after = Course(peak, steps, sustained, onset)
+    above = course.above_preset + 1 if excess is None and value >= config.preset_kl else 0
+    begun = steps >= 0.2 or above > 0
+    onset = (course.onset if course.onset is not None else seen.step) if begun else None
+    after = Course(peak, steps, sustained, onset, above)
     hopeless = value >= config.hopeless
-    if not (hopeless or steps >= config.warn_steps):
+    if not (hopeless or steps >= config.warn_steps or above >= config.preset_steps):
         return after, QUIET
     past = value / math.exp(excess) if excess is not None else None
-    compared = "" if past is None else f", {value / past:.3g} times the {past:.3g} it had reached before"
+    compared = " in the first steps" if past is None else f", {value / past:.3g} times the {past:.3g} reached before"
     message = f"{signal} is {value:.3g} nats{compared}."
     evidence = Evidence(signal=signal, value=value, expected=past, sentence="Against the largest KL of its past.")
     critical = hopeless or (sustained >= config.critical_steps and value >= config.critical_kl)

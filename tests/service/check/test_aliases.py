@@ -52,7 +52,7 @@ def test_every_alias_leads_to_a_catalogued_signal_or_says_why_not(name, alias):
         ),
         (
             {"sampling/importance_sampling_ratio/mean": 0.3, "frac_reward_zero_std": 0.2, "reward": 0.5},
-            "is_weight.masked", 0.7,
+            "is_weight.mean", 0.3,
         ),
         (
             {"sampling/importance_sampling_ratio/mean": 1.1, "frac_reward_zero_std": 0.2, "reward": 0.5},

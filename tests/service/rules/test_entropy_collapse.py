@@ -51,3 +51,13 @@ def test_a_restart_from_other_weights_begins_a_new_baseline() -> None:
 def test_zero_entropy_is_a_measurement() -> None:
     views = [view(i, {"entropy.mean": 0.5 if i < 30 else 0.0}) for i in range(60)]
     assert opened(views, RULE)[0].opened is not None
+
+
+def test_an_entropy_that_is_gone_before_a_baseline_is_known_warns_all_the_same() -> None:
+    values = [1.2, 0.9, 1.1, 0.6, 0.05] + [1e-5] * 10
+    (incident,) = opened([view(i, {"entropy.mean": x, "reward.mean": 0.0}) for i, x in enumerate(values)], RULE)
+    assert (incident.opened, incident.first.onset_step, incident.severity) == (9, 5, "warning")
+
+
+def test_an_entropy_that_was_always_tiny_is_in_another_unit() -> None:
+    assert opened([view(i, {"entropy.mean": 3e-4, "reward.mean": 0.5}) for i in range(40)], RULE) == []

@@ -42,3 +42,15 @@ def test_log_probs_alone_are_believed_only_after_several_steps_and_only_warn() -
     assert incident.opened == 3
     assert incident.severity == "warning"
     assert opened([view(i, {"grad.norm": 0.7, "update.abs_mean": 1e-4}) for i in range(10)], RULE) == []
+
+
+def test_no_gradient_and_no_kl_though_rewards_differ_warns_at_the_second_step() -> None:
+    still = {"grad.norm": 0.0, "lr": 4e-8, "reference.kl_k3": 0.0, "group.zero_std": 0.5}
+    (incident,) = opened([view(i, still) for i in range(1, 3)], RULE)
+    assert (incident.opened, incident.severity) == (2, "warning")
+
+
+def test_no_gradient_is_right_where_rewards_are_equal_and_the_weights_have_moved() -> None:
+    for kl, dead in ((0.0, 1.0), (0.01, 0.5)):
+        values = {"grad.norm": 0.0, "reference.kl_k3": kl, "group.zero_std": dead}
+        assert opened([view(i, values) for i in range(9)], RULE) == []

@@ -75,3 +75,14 @@ def test_a_constant_zero_is_unknown_and_closes_nothing() -> None:
     views = clipped([0.01 + 0.002 * (i % 4) for i in range(30)] + [0.6] * 8)
     assert opened(clipped([0.0] * 50), "clip_saturation") == []
     assert opened(views, "clip_saturation")[0].closed is None
+
+
+def test_a_mean_corrected_weight_that_falls_to_half_of_its_own_level_warns() -> None:
+    calm = [0.9 + 0.02 * (i % 4) for i in range(20)]
+    (incident,) = opened([view(i, {"is_weight.mean": x}) for i, x in enumerate(calm + [0.3] * 4)], "is_degeneracy")
+    assert (incident.opened, incident.severity) == (20, "warning")
+
+
+def test_a_mean_weight_that_was_always_low_is_the_length_of_the_responses() -> None:
+    views = [view(i, {"is_weight.mean": 0.3 + 0.02 * (i % 4)}) for i in range(40)]
+    assert opened(views, "is_degeneracy") == []

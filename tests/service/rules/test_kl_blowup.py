@@ -48,3 +48,14 @@ def test_updates_that_run_away_are_found_too() -> None:
 
 def test_small_figures_that_multiply_are_no_finding() -> None:
     assert opened([view(i, {"reference.kl_k3": 1e-5 if i < 50 else 1e-2}) for i in range(100)], RULE) == []
+
+
+def test_a_kl_of_several_nats_in_the_first_steps_warns_at_the_third() -> None:
+    """Nothing is known to compare with, and nothing needs to be: sampled tokens are seven times likelier."""
+    (incident,) = opened([view(i, {"reference.kl_k3": x}) for i, x in enumerate([0.0, 0.6, 3.7, 6.3, 3.1, 5.4])], RULE)
+    assert (incident.opened, incident.first.onset_step, incident.severity) == (4, 2, "warning")
+
+
+def test_single_early_spikes_and_a_level_reached_slowly_are_no_finding() -> None:
+    assert opened([view(i, {"reference.kl_k3": 5.0 if i in (2, 5) else 0.1}) for i in range(12)], RULE) == []
+    assert opened([view(i, {"reference.kl_k3": 0.05 * i}) for i in range(100)], RULE) == []

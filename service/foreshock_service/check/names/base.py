@@ -31,12 +31,6 @@ def to(signal: str, note: str = "", *, scale: float = 1.0, offset: float = 0.0) 
     return Alias(signal, note, scale, offset)
 
 
-def dropped(note: str = "") -> Alias:
-    """Of a mean importance weight after its correction: the weights average 1 before it, so 1 − mean was dropped."""
-    said = "1 minus it: weights average 1 before the correction, what is missing it dropped (or it lies in the tail)"
-    return Alias("is_weight.masked", f"{said}{note}", -1.0, 1.0, 0.0)
-
-
 def no(reason: str) -> Alias:
     """A name that is shown and not read."""
     return Alias(None, reason)
@@ -50,3 +44,4 @@ POST_CLIP: Final = "taken after the correction truncated or masked the ratios: c
 LENGTHS: Final = "product over a sequence: grows with its length"
 ENGINE_OR_UPDATE: Final = "current weights against the engine: holds the update as well"
 KL_LOSS: Final = "against the reference; the estimator is the configured one, usually k3"
+AFTER_CORRECTION: Final = "after the correction; its mean is 1 before it, what is missing was dropped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import Table, dropped, no, to
+from foreshock_service.check.names.base import AFTER_CORRECTION, Table, no, to
 from foreshock_service.check.names.trl import TABLE as TRL
 
 TABLE: Final[Table] = {
@@ -13,7 +13,7 @@ TABLE: Final[Table] = {
     "rollout_correction/chi2_token": to("mismatch.chi2_token"),
     "rollout_correction/chi2_seq": no("of the geometric mean, unlike verl's"),
     "rollout_correction/ess": to("mismatch.ess_token", "of weights clamped to [1/t, t]: an upper bound"),
-    "rollout_correction/is_weight_mean": dropped(),
+    "rollout_correction/is_weight_mean": to("is_weight.mean", AFTER_CORRECTION),
     "rollout_correction/clipped_frac": to("is_weight.masked", "share of clipped weights"),
     **TRL,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import ALL_UPDATES, BOTH_SIDES, POST_CLIP, Table, dropped, no, to
+from foreshock_service.check.names.base import AFTER_CORRECTION, ALL_UPDATES, BOTH_SIDES, POST_CLIP, Table, no, to
 
 TABLE: Final[Table] = {
     "reward": to("reward.mean"),
@@ -28,7 +28,7 @@ TABLE: Final[Table] = {
     "clip_ratio/region_mean": no("sum of low_mean and high_mean"),
     "sampling/sampling_logp_difference/mean": to("mismatch.abs_mean", "mean of per-rank means"),
     "sampling/sampling_logp_difference/max": to("mismatch.abs_max"),
-    "sampling/importance_sampling_ratio/mean": dropped(),
+    "sampling/importance_sampling_ratio/mean": to("is_weight.mean", AFTER_CORRECTION),
     "sampling/importance_sampling_ratio/min": no(POST_CLIP),
     "sampling/importance_sampling_ratio/max": no(POST_CLIP),
     "step_time": to("time.step_s"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from foreshock_service.check.names.base import (
+    AFTER_CORRECTION,
     ALL_UPDATES,
     BOTH_SIDES,
     KL_LOSS,
     LENGTHS,
     POST_CLIP,
     Table,
-    dropped,
     no,
     to,
 )
@@ -41,7 +41,7 @@ TABLE: Final[Table] = {
     "rollout_corr/chi2_seq": no(LENGTHS),
     "rollout_corr/rollout_is_eff_sample_size": to("mismatch.ess_token", "of truncated weights: an upper bound"),
     "rollout_corr/rollout_rs_masked_fraction": to("is_weight.masked"),
-    "rollout_corr/rollout_is_mean": dropped(),
+    "rollout_corr/rollout_is_mean": to("is_weight.mean", AFTER_CORRECTION),
     "rollout_corr/rollout_is_max": no(POST_CLIP),
     "rollout_corr/ppl_ratio": no("ratio of per-sequence perplexities"),
     "rollout_corr/log_ppl_abs_diff": to("mismatch.abs_mean_seqmean", "|mean δ| of a sequence: a lower bound"),
