@@ -28,6 +28,7 @@ COMMANDS: Final[tuple[Entry, ...]] = (
     Entry("incidents", "foreshock_service.cli.incidents", "app", "List, acknowledge and resolve incidents."),
     Entry("commands", "foreshock_service.cli.commands", "app", "List, approve and reject commands."),
     Entry("rules", "foreshock_service.cli.rules", "app", "What is watched; try a rule file on stored history."),
+    Entry("dashboards", "foreshock_service.cli.dashboards", "app", "Build the Grafana boards, push them."),
     Entry("token", "foreshock_service.cli.token", "app", "Create, list and revoke bearer tokens."),
     Entry("db", "foreshock_service.cli.db", "app", "Migrate the database, show its revision."),
 )

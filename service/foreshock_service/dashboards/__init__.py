@@ -1,0 +1,1 @@
+"""Brings the shipped Grafana boards into a Grafana: folder, data sources, boards, annotations."""
