@@ -13,14 +13,16 @@ from foreshock_service.api.access import Reader
 from foreshock_service.api.encoding import Body, Object, Plain
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import InRooms, Name, Project, find_run
+from foreshock_service.diagnosis.probed import read as read_probe
 from foreshock_service.diagnosis.signature import diagnose
 from foreshock_service.diagnosis.window import recent_steps
 from foreshock_service.errors import NotFound
-from foreshock_service.store.models import Notice
+from foreshock_service.store.models import CommandRow, Notice
 
 router = APIRouter(prefix="/v1/runs/{project}/{name}", tags=["runs"])
 
 MAX_NOTICES = 200
+MAX_PROBES = 5
 
 
 class DiagnosisAnswer(Body):
@@ -36,6 +38,7 @@ class DiagnosisAnswer(Body):
     undecided_between: list[str] = Field(description="Causes that these numbers do not separate.")
     causes: list[Plain] = Field(description="name, title, score in [0, 1], facts for and against, what would decide.")
     location: Object
+    probes: list[Plain] = Field(description="The attempt's last probes: variants, which moved, and what it means.")
 
 
 @router.get("/diagnosis", responses=documented(404))
@@ -64,6 +67,13 @@ def read_diagnosis(
         )
         notices = [row._asdict() for row in noted][::-1]
         settings = run.settings
+        asked = session.execute(
+            select(CommandRow.id, CommandRow.done_step, CommandRow.detail)
+            .where(CommandRow.run_id == run.id, CommandRow.attempt == past[-1].attempt)
+            .where(CommandRow.kind == "probe", CommandRow.state == "done")
+            .order_by(CommandRow.finished_at.desc())
+            .limit(MAX_PROBES)
+        ).all()
     found = diagnose(
         [p.values for p in past],
         bands=past[-1].bands,
@@ -83,4 +93,5 @@ def read_diagnosis(
         undecided_between=list(found.undecided_between),
         causes=msgspec.to_builtins(found.causes),
         location=msgspec.to_builtins(found.location),
+        probes=[msgspec.to_builtins(p) for p in (read_probe(*row) for row in asked) if p is not None],
     )

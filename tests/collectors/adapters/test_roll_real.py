@@ -81,8 +81,9 @@ def run(service: FakeService, tmp_path: Path) -> Run:
         home, megatron = given(variable), given(variable.replace("ROLL_HOME", "MEGATRON_HOME"))
         out = tmp_path / "out.json"
         command = [
-            given("ROLL_PYTHON"), "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-            str(Path(__file__).parent / "roll_ranks.py"), "--home", home, "--megatron", megatron, "--out", str(out),
+            given("ROLL_PYTHON"), "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+            "2", str(Path(__file__).parent / "roll_ranks.py"), "--home", home, "--megatron", megatron,
+            "--out", str(out),
             "--plan", json.dumps(plan or {}), *options,
         ]  # fmt: skip
         environment = os.environ | {
@@ -135,7 +136,7 @@ def test_edges_groups_exact_correction_and_probe_on_the_real_worker(
 def test_a_stale_training_pass_is_refused_bit_identical_and_mixed_groups_are_told(
     variable: str, run: Run, service: FakeService
 ) -> None:
-    options = ("--steps", "3", "--stale", "half", "--lr", "1e-3", "--mixed")
+    options = ("--steps", "3", "--stale", "half", "--lr", "1e-3", "--dtype", "bf16", "--mixed")
     result = run(variable, *options, FORESHOCK_ROLL_ON_POLICY="exact", FORESHOCK_ROLL_REFUSE="1")
     assert merged(service, 0, "policy")["kl_k2"] == 0.0
     assert scalar(service, 0, "group.mixed") > 0.9
@@ -144,3 +145,11 @@ def test_a_stale_training_pass_is_refused_bit_identical_and_mixed_groups_are_tol
     assert skipped == [line["step"] for line in refused]
     assert skipped
     assert merged(service, skipped[0], "policy")["kl_k2"] > 0
+
+
+def test_where_old_is_reused_ranks_that_hold_other_parameters_are_told(run: Run, service: FakeService) -> None:
+    options = ("--steps", "2", "--stale", "half", "--lr", "1e-3", "--dtype", "bf16", "--old", "reused")
+    result = run("ROLL_HOME", *options, FORESHOCK_ROLL_RESAMPLE_EVERY="1", FORESHOCK_ROLL_REFUSE="1")
+    assert [scalar(service, step, "update.skipped") for step in (0, 1)] == [0.0, 1.0]
+    assert result["steps"][1]["before_digest"] == result["steps"][1]["after_digest"]
+    assert "data-parallel ranks hold different parameters" in service.notices("weights")[0].data["reason"]

@@ -84,11 +84,11 @@ class Exact:
         chosen = self.watch.options
         if index or not self.available:
             return
-        if chosen.refuse or chosen.on_policy == "exact":
-            self._compare_parameters()
         calibrate = chosen.refuse and chosen.limit is None and not self.floor
         whole = chosen.on_policy == "exact" or calibrate
         sampled = self.reuses and chosen.resample and self.watch.step % chosen.resample_every == 0
+        if whole or sampled or chosen.refuse:
+            self._compare_parameters()
         if not whole and not sampled:
             return
         scored, again, failed, self._ours = None, None, False, True
@@ -135,17 +135,27 @@ class Exact:
         return part, count
 
     def _compare_parameters(self) -> None:
-        """Bit by bit, ROLL's scoring pass against the training pass that comes now, on every rank."""
-        same, before = True, self._parameters
-        self._parameters = None
+        """Bit by bit: this pass against ROLL's scoring pass, and data-parallel ranks with each other. Collective."""
+        before, self._parameters = self._parameters, None
+        same, digest = True, ""
         try:
-            if before is not None and not self.reuses:
-                same = bool((before == fingerprint(self.watch.worker.strategy)).all())
+            now = fingerprint(self.watch.worker.strategy)
+            same = before is None or self.reuses or bool((before == now).all())
+            digest = now.cpu().numpy().tobytes().hex() if replicated(self.watch.worker) else ""
         except Exception as error:
             self.watch.guard.caught("fingerprint", error)
-        odd = [rank for rank, answer in enumerate(self.watch.exchange.gather(same)) if not answer]
+        info = self.watch.worker.rank_info
+        every = self.watch.exchange.gather((same, (info.tp_rank, getattr(info, "pp_rank", 0)), digest))
+        odd = [rank for rank, (answer, _, _) in enumerate(every) if not answer]
+        held: dict[Any, set[str]] = {}
+        for _, place, said in every:
+            held.setdefault(place, set()).add(said)
         if odd:
             self.cause = f"parameters are not those of the scoring pass (ranks {', '.join(map(str, odd[:8]))})"
+        elif any(len(digests) > 1 for digests in held.values()):
+            self.cause = "data-parallel ranks hold different parameters in the training pass"
+        if self.cause and info.rank == 0:
+            self.watch.monitor.notice("weights", self.watch.step, side="trainer", ok=False, reason=self.cause)
 
     def _measure(self, batch: Any, scored: Any, again: Any) -> None:
         """The gap to ROLL's own scoring; with `again`, the floors of this run, once. Collective."""
@@ -222,6 +232,13 @@ def fingerprint(strategy: Any) -> Any:
         for chunk in chunks for p in chunk.parameters() if p.numel()
     ]  # fmt: skip
     return torch.stack(sums)
+
+
+def replicated(worker: Any) -> bool:
+    """Whether data-parallel ranks hold the same parameters: Megatron without expert parallelism; not sharded ones."""
+    said = getattr(getattr(worker.worker_config, "strategy_args", None), "strategy_config", None) or {}
+    experts = int(said.get("expert_model_parallel_size", 1) or 1)
+    return hasattr(worker.strategy, "models_unwrapped") and experts == 1
 
 
 def can_score(worker: Any) -> bool:
