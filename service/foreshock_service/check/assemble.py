@@ -17,6 +17,10 @@ WINDOW = 3
 """Steps kept open for rows that come late: evaluations are logged after the step that follows them began."""
 
 
+UNDECIDED = 8
+"""Rows without a number after which a log has none."""
+
+
 class RawStep(msgspec.Struct, frozen=True):
     """All that was logged of one step, under the framework's names."""
 
@@ -36,6 +40,7 @@ class Assembler:
         self._numbered: bool | None = None
         self._counted = 0
         self._carried: dict[str, float] = {}
+        self._undecided: list[Row] = []
 
     def feed(self, row: Row) -> Iterator[RawStep]:
         """The steps that a row completes."""
@@ -47,8 +52,12 @@ class Assembler:
             row = Row(row.step, {name: value for name, value in row.values.items() if not math.isnan(value)})
             if not row.values:
                 return
-        if row.step is not None and self._numbered is None:
-            self._numbered = True
+        if self._numbered is None:
+            # Whether a log has step numbers shows only after a few rows: slime's begins with a rollout, which has none.
+            self._undecided.append(row)
+            if row.step is not None or len(self._undecided) >= UNDECIDED:
+                yield from self._decide(row.step is not None)
+            return
         if row.step is None:
             yield from self._unnumbered(row)
             return
@@ -56,11 +65,21 @@ class Assembler:
 
     def flush(self) -> Iterator[RawStep]:
         """What is still open, at the end of the log."""
+        yield from self._decide(False)
         if self._carried and self._open:
             newest = max(self._open)
             self._open[newest] = {**self._carried, **self._open[newest]}
             self._carried = {}
         yield from self._complete(0)
+
+    def _decide(self, numbered: bool) -> Iterator[RawStep]:
+        rows, self._undecided = self._undecided, []
+        if self._numbered is None:
+            self._numbered = numbered
+            if not numbered and rows:
+                self._notes.add(f"No step numbers: step = line × {self._interval}.")
+        for row in rows:
+            yield from self.feed(row)
 
     def _unnumbered(self, row: Row) -> Iterator[RawStep]:
         if self._numbered:
@@ -73,9 +92,6 @@ class Assembler:
                 for name, value in row.values.items():
                     newest.setdefault(name, value)
             return
-        if self._numbered is None:
-            self._numbered = False
-            self._notes.add(f"No step numbers: step = line × {self._interval}.")
         self._counted += self._interval
         yield from self._place(self._counted, row.values)
 

@@ -50,9 +50,10 @@ def test_missing_numbers_are_counted_by_interval_and_only_training_counts():
 def test_a_rollout_line_belongs_to_the_step_that_follows():
     """slime numbers rollouts and optimizer steps apart; two steps a rollout here."""
     rows = [
+        Row(None, {"rollout/raw_reward": 0.4}),
         Row(0, {"train/loss": 0.0}), Row(1, {"train/loss": 0.1}),
         Row(None, {"rollout/raw_reward": 0.5}), Row(2, {"train/loss": 0.2}), Row(3, {"train/loss": 0.3}),
     ]  # fmt: skip
     steps = assembled(rows)
     assert [s.step for s in steps] == [0, 1, 2, 3]
-    assert [("rollout/raw_reward" in s.values) for s in steps] == [False, False, True, False]
+    assert [("rollout/raw_reward" in s.values) for s in steps] == [True, False, True, False]

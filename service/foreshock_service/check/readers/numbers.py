@@ -18,11 +18,13 @@ WRAPPERS: Final = frozenset({"metrics", "data", "values", "logs", "log", "row", 
 """Mappings of this name are packaging: what is inside keeps its own name."""
 STEPS: Final = (
     "step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "system/step",
-    "train/step", "training_step", "global_steps", "Step", "rollout_id", "iteration", "iter", "_step", "rollout/step",
+    "train/step", "training_step", "global_steps", "Step", "iteration", "iter", "_step",
 )  # fmt: skip
 """Names under which a step number is logged, the most trusted first."""
-_NOT_SERIES: Final = frozenset({*STEPS, "epoch", "train/epoch", "training/epoch", "total_steps", "episode", "timestamp",
-                                "train/train_runtime", "train_runtime", "num_tokens", "train/num_tokens"})  # fmt: skip
+_NOT_SERIES: Final = frozenset(
+    {*STEPS, "rollout/step", "rollout_id", "epoch", "train/epoch", "training/epoch", "total_steps", "episode",
+     "timestamp", "train_runtime", "train/train_runtime", "num_tokens", "train/num_tokens"}
+)  # fmt: skip
 
 
 def number(said: object) -> float | None:
