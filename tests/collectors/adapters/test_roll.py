@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -394,3 +397,31 @@ def test_the_registry_names_roll_and_an_absent_host_is_an_error_when_asked_for()
         registry.load("roll")
     with pytest.raises(LookupError, match="there are roll"):
         registry.find("nobody")
+
+
+def test_the_yaml_name_gives_one_class_that_ray_can_ship_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "roll" / "pipeline" / "rlvr"
+    package.mkdir(parents=True)
+    (package / "actor_pg_worker.py").write_text(
+        "from tests.collectors.adapters.roll_fake import FakeWorker\nclass ActorPGWorker(FakeWorker):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [n for n in sys.modules if n.split(".")[0] == "roll"]:
+        monkeypatch.delitem(sys.modules, name)
+    module_path, class_name = ["foreshock.adapters.roll", "MonitoredActorPGWorker"]
+    try:
+        cls = getattr(importlib.import_module(module_path), class_name)  # as ROLL's safe_import_class does
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert cls.__mro__[1].__module__ == "roll.pipeline.rlvr.actor_pg_worker"
+        assert registry.load("roll").MonitoredActorPGWorker is cls
+    finally:
+        vars(importlib.import_module(module_path)).pop(class_name, None)
+        for name in [n for n in sys.modules if n.split(".")[0] == "roll"]:
+            sys.modules.pop(name)
+
+
+def test_an_absent_roll_is_an_error_when_asked_for() -> None:
+    with pytest.raises(ModuleNotFoundError, match="roll"):
+        importlib.import_module("foreshock.adapters.roll").MonitoredActorPGWorker  # noqa: B018 - the look-up imports
