@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +34,10 @@ def demo(
     port: Annotated[int | None, typer.Option(help="The service's port; default: a free one.")] = None,
     serve: Annotated[bool, typer.Option(help="Keep the service and its page up afterwards, until Ctrl-C.")] = False,
 ) -> None:
-    """Run the same seed healthy, ill and left alone, and ill with Foreshock acting; exit 1 if it was not rescued."""
+    """Run the same seed healthy, ill and left alone, and ill with Foreshock acting.
+
+    Exit 0 when it was seen and rescued, 1 when not, 2 when a process died, 130 when interrupted.
+    """
     console = Console()
     if illness not in EXPECTATIONS:
         raise typer.BadParameter(f"unknown illness {illness!r}; one of {', '.join(EXPECTATIONS)}")
@@ -49,6 +53,7 @@ def demo(
     service = Service(out, port)
     jobs = [Job("healthy", "none", "auto"), Job("untreated", illness, "observe"), Job("treated", illness, mode)]
     trainings: list[Training] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the jobs and the service as Ctrl-C does
     try:
         service.start()
         console.print(f"service at [link={service.url}]{service.url}[/link], database and logs in {out}")
