@@ -22,6 +22,7 @@ def test_a_placeholder_can_be_imported_from_and_raises_when_used() -> None:
 
 
 def test_a_megatron_rung_without_megatron_is_written_down_as_not_run() -> None:
+    homes = {"old": "x", "december": "x", "current": "x"}
     for condition in CONDITIONS:
-        assert run(condition, {"old": "x", "current": "x"}, {}, "python")["not_run"].startswith("megatron-core absent")
+        assert run(condition, homes, {}, "python")["not_run"].startswith("megatron-core absent")
         assert "ROLL source" in run(condition, {}, {}, "python")["not_run"]
