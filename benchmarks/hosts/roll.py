@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "collectors")]
 
 import torch  # noqa: E402
 
-ROWS, LENGTH, VOCAB = 2, 256, 32768
+ROWS, LENGTH, VOCAB = 1, 256, 32768
 
 
 def worker_class(home: str | None) -> tuple[type, Any]:
