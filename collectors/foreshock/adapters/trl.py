@@ -281,7 +281,7 @@ class TRLAdapter(TrainerCallback):
         self._before_update(kwargs["optimizer"])
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.updates += 1
+        self.updates += self._skipped is None
         # Schedulers must find the rates that they wrote, since some of them multiply. Not guarded: it must be undone.
         for group, lr in zip(kwargs["optimizer"].param_groups, self._lrs, strict=False):
             group["lr"] = lr
@@ -304,8 +304,10 @@ class TRLAdapter(TrainerCallback):
         trainer = self.trainer
         return int(trainer._step) // max(1, int(trainer.args.steps_per_generation) * int(trainer.num_iterations))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        self._validated(metrics or {})
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._validated(logs or {})  # before 1.16 the metrics of `on_evaluate` lack the reward
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_step()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -334,8 +336,8 @@ class TRLAdapter(TrainerCallback):
         self.monitor.end_step(step)
 
     @guarded()
-    def _validated(self, metrics: Mapping[str, Any]) -> None:
-        reward = metrics.get("eval_reward")
+    def _validated(self, logs: Mapping[str, Any]) -> None:
+        reward = logs.get("eval_reward")
         if reward is not None:
             self._reward = float(reward)
             self.monitor.log({"reward.validation": self._reward})
