@@ -8,96 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from foreshock_service.doctor.document import UNKNOWN, Document, Value
 from foreshock_service.doctor.finding import Finding
+from foreshock_service.doctor.roll_case import Case
+from foreshock_service.doctor.roll_sampling import BEFORE_V020, logprobs, no_correction, temperature, truncated_sampling
 from foreshock_service.doctor.roll_version import RollVersion
 
 MIXING = "ROLL 2025-10-29 (cec5234a) until before 2026-02-04 (v0.2.0)"
 BEFORE_REUSE = "ROLL before 2025-12-08"
-BEFORE_V020 = "ROLL before 2026-02-04 (v0.2.0)"
 
 
 def recognises(document: Document) -> bool:
     """Whether this looks like a ROLL configuration."""
     return document.has("actor_train") and document.has("actor_infer")
-
-
-@dataclass(frozen=True)
-class Case:
-    """The file, the version, and what several findings need."""
-
-    document: Document
-    version: RollVersion
-
-    def get(self, path: str, default: object = None) -> Value:
-        return self.document.get(path, default)
-
-    def number(self, path: str, default: float | None = None) -> Value:
-        return self.document.number(path, default)
-
-    @property
-    def engine(self) -> str:
-        """`sglang`, `vllm` or what generates; empty where not told."""
-        return str(self.get("actor_infer.strategy_args.strategy_name", "").value or "")
-
-    @property
-    def group(self) -> Value:
-        return self.number("num_return_sequences_in_group", 1)
-
-    @property
-    def optimizer_steps(self) -> float | None:
-        """Updates per rollout; None where the file does not tell. With dynamic batching at most this many."""
-        sizes = [self.number("rollout_batch_size").value, self.group.value, self.number("ppo_epochs", 1).value]
-        sizes += [self.ranks, self.per_update]
-        if any(not isinstance(s, int | float) or s <= 0 for s in sizes):
-            return None
-        prompts, group, epochs, ranks, per_update = (float(s) for s in sizes if isinstance(s, int | float))
-        return prompts * group * epochs / (ranks * per_update)
-
-    @property
-    def per_update(self) -> float | None:
-        """Sequences of one rank's update."""
-        batch = self.number("actor_train.training_args.per_device_train_batch_size", 8).value
-        accumulation = self.number("actor_train.training_args.gradient_accumulation_steps", 1).value
-        if not isinstance(batch, int | float) or not isinstance(accumulation, int | float):
-            return None
-        return batch * accumulation
-
-    @property
-    def ranks(self) -> float | None:
-        """Data-parallel ranks of the trainer."""
-        devices = _devices(self.get("actor_train.device_mapping").value)
-        if devices is None:
-            return None
-        split = 1.0
-        for kind in ("tensor", "pipeline", "context"):
-            key = "context_parallel_size" if kind == "context" else f"{kind}_model_parallel_size"
-            size = self.number(f"actor_train.strategy_args.strategy_config.{key}", 1).value
-            if not isinstance(size, int | float) or size < 1:
-                return None
-            split *= size
-        return devices / split
-
-    @property
-    def recomputes_old(self) -> bool | None:
-        """Whether a scoring pass gives the old log-prob; None where version or file do not tell."""
-        if self.version.reuses_old is False:
-            return True
-        if self.get("force_disable_old_logprobs_recompute", False).value is True:
-            return None if self.version.reuses_old is None else False
-        for forced in (
-            self.get("enable_old_logprobs_recompute", False).value is True,
-            self.get("adv_estimator", "gae").value in ("step_reinforce", "gigpo"),
-            (self.number("init_kl_coef", 0.2).value or 0) > 0 if self.number("init_kl_coef", 0.2).known else False,
-            (self.optimizer_steps or 0) / max(1.0, float(self.number("ppo_epochs", 1).value or 1)) >= 2,
-        ):
-            if forced:
-                return True
-        if self.optimizer_steps is None or not self.number("init_kl_coef", 0.2).known:
-            return None
-        return None if self.version.reuses_old is None else False
 
 
 def examine(document: Document, version: RollVersion) -> list[Finding]:
@@ -205,87 +129,6 @@ def two_partitions(case: Case) -> Iterator[Finding]:
             evidence="; ".join(v.quote() for v in differ), why=why,
             remedy="Give both phases the same budget, rounding and batch size (costs memory or a little speed), or "
             "run MonitoredActorPGWorker with on_policy: exact.",
-        )  # fmt: skip
-
-
-def truncated_sampling(case: Case) -> Iterator[Finding]:
-    top_k = case.number("actor_infer.generating_args.top_k", 50)
-    top_p = case.number("actor_infer.generating_args.top_p", 0.7)
-    cut = []
-    if isinstance(top_k.value, int | float) and top_k.value > 0:
-        cut.append(top_k)
-    if isinstance(top_p.value, int | float) and top_p.value < 1:
-        cut.append(top_p)
-    if cut:
-        yield Finding(
-            id="truncated_sampling", severity="warning",
-            title="Sampling is truncated while the trainer scores the full vocabulary",
-            path=cut[0].path, line=next((v.line for v in cut if v.present), None),
-            evidence="; ".join(v.quote() for v in cut),
-            why="Tokens come from the renormalised kept set; the trainer's probability of them is smaller by the mass "
-            "cut off. The ratio against the sampler is one-sided, and training pushes against what sampling removed.",
-            remedy="top_k: -1 (sglang, vLLM) and top_p: 1 for training rollouts; keep truncation to validation. "
-            "Keys that are left out default to top_k 50 and top_p 0.7.",
-        )  # fmt: skip
-
-
-def temperature(case: Case) -> Iterator[Finding]:
-    said = case.number("actor_infer.generating_args.temperature", 0.95)
-    if isinstance(said.value, int | float) and said.value != 1:
-        yield Finding(
-            id="temperature_one_sided", severity="warning", title="A temperature is applied on the sampler's side only",
-            path=said.path, line=said.line, evidence=said.quote(),
-            why="ROLL's training and scoring passes take logits as they are: they score another distribution than the "
-            "one sampled from, by a factor on every logit.",
-            remedy="temperature: 1 for training rollouts (the default, when the key is left out, is 0.95).",
-        )  # fmt: skip
-
-
-def no_correction(case: Case) -> Iterator[Finding]:
-    if not any(name in case.engine for name in ("sglang", "vllm")):
-        return
-    weight = case.get("train_infer_correction.is_weight.enabled", False)
-    filters = case.get("train_infer_correction.filters", []).value
-    filtered = isinstance(filters, list) and any(isinstance(f, dict) and f.get("enabled") is True for f in filters)
-    has = case.version.correction
-    if (weight.value is True or filtered) and has is not False:
-        return
-    engine = case.get("actor_infer.strategy_args.strategy_name")
-    remedy = (
-        "train_infer_correction: {is_weight: {enabled: true, weight_type: token, upper_bound: 2.0}} (ROLL ≥ v0.2.0)"
-    )
-    if has is False:
-        remedy = "This version has none: move to ROLL ≥ v0.2.0, or let the adapter's enable_is_correction weight it."
-    yield Finding(
-        id="no_is_correction", severity="warning", title="No correction although another engine samples",
-        path=weight.path if weight.present else engine.path, line=weight.line or engine.line,
-        evidence=f"{engine.quote()}; {weight.quote()}",
-        why=f"{case.engine} computes its own probabilities with other kernels (and with truncation, other "
-        "normalisers). Uncorrected, the update is off-policy although the run calls itself on-policy.",
-        remedy=remedy,
-    )  # fmt: skip
-
-
-def logprobs(case: Case) -> Iterator[Finding]:
-    said = case.get("actor_infer.generating_args.logprobs", 0)
-    if case.get("async_generation_ratio", 0).value:
-        return
-    if case.version.logprobs_setting is not True and said.value:
-        yield Finding(
-            id="logprobs_ignored", severity="warning" if case.version.logprobs_setting is False else "info",
-            title="logprobs is no setting of this version and is ignored", path=said.path, line=said.line,
-            evidence=said.quote(), versions="" if case.version.logprobs_setting is False else BEFORE_V020,
-            why="GeneratingArguments has no such field before v0.2.0 and ROLL drops unknown keys: a synchronous run "
-            "collects no engine log-probs, and `mismatch` cannot be measured.",
-            remedy="ROLL ≥ v0.2.0; before, only asynchronous runs (async_generation_ratio > 0) ask for them.",
-        )  # fmt: skip
-    elif case.version.logprobs_setting is False or (said.present and said.value is None):
-        yield Finding(
-            id="logprobs_not_collected", severity="warning", title="The engine's log-probs are not collected",
-            path=said.path, line=said.line, evidence=said.quote(),
-            why="Without them nobody sees whether the engine and the trainer agree on what was sampled, and no "
-            "correction is possible.",
-            remedy="actor_infer.generating_args.logprobs: 1, on ROLL ≥ v0.2.0.",
         )  # fmt: skip
 
 
@@ -414,22 +257,3 @@ CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     on_policy, old_source, two_partitions, truncated_sampling, temperature, no_correction, logprobs, mixed_groups,
     micro_batch_mean, stale_shards, no_dual_clip, whitening, masked_but_measured, dropped_keys,
 )  # fmt: skip
-
-
-def _devices(mapping: object) -> int | None:
-    """How many devices `list(range(0,8))` or `[0, 1]` names."""
-    if isinstance(mapping, list):
-        return len(mapping)
-    if not isinstance(mapping, str):
-        return None
-    total = 0
-    pieces = re.findall(r"range\(([^()]*)\)", mapping)
-    for piece in pieces:
-        try:
-            total += len(range(*(int(n) for n in piece.split(","))))
-        except (TypeError, ValueError):
-            return None
-    if pieces:
-        return total
-    listed = re.fullmatch(r"\s*\[([\d,\s]*)\]\s*", mapping)
-    return len([n for n in listed.group(1).split(",") if n.strip()]) if listed else None
