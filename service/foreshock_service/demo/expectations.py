@@ -24,6 +24,7 @@ class Expectation:
     within_steps: int = DETECTION_STEPS
     harmless: bool = False
     curable: bool = True
+    abrupt: bool = False
 
 
 EXPECTATIONS: dict[str, Expectation] = {
@@ -32,7 +33,7 @@ EXPECTATIONS: dict[str, Expectation] = {
     "frozen_update": Expectation("frozen_update", score=None),
     "stale_engine": Expectation("rollout_mismatch"),
     "frozen_engine": Expectation("rollout_mismatch", score="final_validation", within_steps=8),
-    "quantised_engine": Expectation("rollout_mismatch", score=None),
+    "quantised_engine": Expectation("rollout_mismatch", score=None, abrupt=True),
     "shifted_labels": Expectation("rollout_mismatch", curable=False),
 }
 
@@ -76,7 +77,7 @@ def _detected(report: dict[str, Any], run: str, wanted: Expectation) -> Check:
     first = min((s for s in steps if s >= onset), default=None)
     broke = report[run].get("reward_broke_step")
     in_time = first is not None and first <= onset + wanted.within_steps
-    before = first is not None and (broke is None or first < broke)
+    before = first is not None and (broke is None or first < broke + wanted.abrupt)
     detail = f"{wanted.rule} at step {first}, onset {onset}, reward broke at {broke}"
     return Check(f"{run}: seen in time", in_time and before, detail)
 

@@ -83,3 +83,14 @@ def test_a_harmless_illness_must_lead_to_no_command() -> None:
     harmless = report(illness="stale_scoring")
     assert "treated: harmless, so nothing was commanded" in failed(harmless)
     assert failed({**harmless, "commands": []}) == []
+
+
+@pytest.mark.parametrize(("illness", "in_time"), [("quantised_engine", True), ("stale_engine", False)])
+def test_a_sign_in_the_step_of_the_fall_is_in_time_only_where_none_can_come_before(illness: str, in_time: bool) -> None:
+    seen = [
+        {"run": r, "rule": "rollout_mismatch", "severity": "critical", "opened_step": 25}
+        for r in ("untreated", "treated")
+    ]
+    fell = {"final_reward": 0.4, "final_validation": 0.8, "reward_broke_step": 25}
+    wrong = failed(report(illness=illness, incidents=seen, untreated=fell, commands=[]))
+    assert ("untreated: seen in time" not in wrong) == in_time
