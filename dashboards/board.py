@@ -17,6 +17,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from dashboards.sources import POSTGRES
 
 TAG: Final = "foreshock"
+LABEL_VALUES: Final = {"qryType": 1, "refId": "PrometheusVariableQueryEditor-VariableQuery"}
+"""What Grafana's own editor writes beside a `label_values(…)` query."""
 RUNS: Final = "SELECT run FROM grafana_runs ORDER BY last_seen DESC"
 ATTEMPTS: Final = "SELECT DISTINCT attempt FROM grafana_steps WHERE run IN (${run:sqlstring}) ORDER BY attempt DESC"
 ROLES: Final = "SELECT DISTINCT role FROM grafana_clients WHERE run IN (${run:sqlstring}) ORDER BY role"
@@ -38,7 +40,7 @@ def choice(
 ) -> dashboard.QueryVariable:
     """A variable whose values a query lists, in the query's order; `many` may be several or all of them."""
     variable = dashboard.QueryVariable(name).label(label).datasource(source)
-    variable = variable.query(query if source is POSTGRES else {"query": query, "refId": f"variable-{name}"})
+    variable = variable.query(query if source is POSTGRES else {"query": query, **LABEL_VALUES})
     variable = variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.DISABLED).multi(many)
     return variable.include_all(many).current(VariableOption(text="All", value="$__all")) if many else variable
 

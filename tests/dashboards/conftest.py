@@ -20,8 +20,8 @@ from foreshock.wire.commands import COMMAND_KINDS
 from foreshock_service.store.models import Delivery
 from tests.servers import Server, free_port, prometheus, wait_for
 from tests.service.api.conftest import settings_for
-from tests.service.api.test_api_metrics import Replica
 from tests.service.conftest import Trainer, _database, migrated_postgres, postgres_server
+from tests.service.replica import Replica
 
 __all__ = ["migrated_postgres", "postgres_server"]
 

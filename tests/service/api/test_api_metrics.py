@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from foreshock_service.api import fleet
-from foreshock_service.app import create_app
 from foreshock_service.store.models import Client, Delivery, Lease, Step
 from tests.servers import find_binary, free_port, prometheus, wait_for
+from tests.service.replica import Replica
 
 
 def families(text: str) -> dict[str, Any]:
@@ -118,22 +116,6 @@ def test_a_token_of_one_project_sees_its_own_runs_and_nothing_of_the_service(hou
     assert "other/r" not in text
     assert "foreshock_deliveries" not in text
     assert "foreshock_evaluation_lag" not in text
-
-
-class Replica:
-    """One real process-like service: the app under uvicorn on a port of its own, in a thread."""
-
-    def __init__(self, settings: Any) -> None:
-        self.app = create_app(settings)
-        self.port = settings.port
-        self.server = uvicorn.Server(uvicorn.Config(self.app, port=self.port, log_config=None, lifespan="on"))
-        self._thread = threading.Thread(target=self.server.run, daemon=True)
-        self._thread.start()
-        wait_for(lambda: self.server.started)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(20)
 
 
 @pytest.fixture
