@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test lint types docs bench faults lab lab-seed clean
+.PHONY: setup demo test lint types docs bench latency bench-ingest faults lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -36,7 +36,18 @@ types: setup
 bench: setup  ## the SDK's and the service's cost, against peers in the same run
 	$(BIN)/python -m benchmarks.sdk.observe
 	$(BIN)/python -m benchmarks.sdk.log
-	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.latency.command
+
+latency: setup  ## from end_step() to the command in the SDK's queue, on both databases
+	$(BIN)/python -m benchmarks.latency.command --trials 200
+
+bench-ingest: setup out/peers/.ready  ## frames per second through a real service, beside others, in one run
+	$(BIN)/python -m benchmarks.ingest --json out/bench-ingest.json --peers-python out/peers/bin/python
+
+out/peers/.ready:
+	$(PYTHON) -m venv out/peers
+	out/peers/bin/pip install --quiet mlflow trackio wandb tensorboardX
+	touch $@
 
 faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)
 	$(BIN)/python -m benchmarks.faults

@@ -1,6 +1,6 @@
 """From `end_step()` of a violating step to the command in the SDK's queue: loopback HTTP, service in its own process.
 
-    python benchmarks/latency/command.py [--trials 200] [--database sqlite|postgresql]
+    python -m benchmarks.latency.command [--trials 200] [--database sqlite|postgresql]
 
 Each trial is a run of its own in `auto` mode: one healthy step, then one with a non-finite gradient. The rule holds for
 one step; the service stores the frame durably, evaluates it, opens the incident, approves `skip_update`, wakes the
@@ -19,9 +19,8 @@ import time
 import urllib.error
 import urllib.request
 
-from databases import database
-
 import foreshock
+from benchmarks.latency.databases import database
 
 SERVE = """
 from foreshock_service.server import listen

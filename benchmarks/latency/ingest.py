@@ -1,6 +1,6 @@
 """Frames per second through the group writer: envelopes of 16 frames, durable on commit, one writer thread.
 
-    python benchmarks/latency/ingest.py [--seconds 5] [--clients 8] [--frames 16]
+    python -m benchmarks.latency.ingest [--seconds 5] [--clients 8] [--frames 16]
 
 Each frame is what a trainer's rank sends: three pairs with sketches and 30 scalars. Decoding is not measured, storing
 is: dedupe, attempts, completeness, flags, frames, step rows, commit. No evaluator runs.
@@ -15,8 +15,8 @@ import uuid
 from concurrent.futures import Future
 
 import torch
-from databases import database
 
+from benchmarks.latency.databases import database
 from foreshock.stats.pair import PairAccumulator
 from foreshock.stats.record import PairRecord
 from foreshock.wire import PROTOCOL, Envelope, Frame, Reply

@@ -147,7 +147,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         writer,
         evaluator,
         DeliveryWorker(store, channels, digest_over=settings.digest_over),
-        Upkeep(store, settings.frames_retention_days),
+        Upkeep(store, settings.frames_retention_days, deliveries_days=settings.deliveries_retention_days),
     ]
     channel = Channel(store, hub) if store.dialect == "postgresql" else None
     if channel is not None:

@@ -7,7 +7,7 @@ grouping.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,8 +105,10 @@ def _merged_reasons(parts: list[PairRecord], measured: bool) -> dict[str, str]:
     return reasons
 
 
-def statistics(record: PairRecord) -> PairStatistics:
+def statistics(record: PairRecord, only: Collection[str] | None = None) -> PairStatistics:
     """Every statistic of SIGNALS.md that the record supports, and for each other one the reason why not.
+
+    `only`: no more than these, and no evidence; a rank's own figures are asked for where they can be the worst.
 
     Reasons: `empty_mask`, `overflow` (e^δ beyond float32, or a moment beyond float64), `split_sequence`,
     `not_reported`, `constant` (a correlation, slope or kurtosis of something that does not vary), and whatever
@@ -115,7 +117,7 @@ def statistics(record: PairRecord) -> PairStatistics:
     missing = _reasons(record)
     values: dict[str, float] = {}
     for name, compute in _FORMULAS.items():
-        if name in missing:
+        if name in missing or (only is not None and name not in only):
             continue
         value = compute(record)
         if isinstance(value, str):
@@ -124,7 +126,7 @@ def statistics(record: PairRecord) -> PairStatistics:
             values[name] = value
         else:
             missing[name] = "overflow"
-    return PairStatistics(values, missing, record.evidence())
+    return PairStatistics(values, missing, record.evidence() if only is None else [])
 
 
 def _reasons(record: PairRecord) -> dict[str, str]:

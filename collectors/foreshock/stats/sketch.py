@@ -84,15 +84,14 @@ def unpack(packed: Sequence[int]) -> IntArray:
     kept_K = np.zeros(KEPT_BUCKETS, dtype=np.int64)
     if not packed:
         return kept_K
-    at = packed[0]
-    for entry in packed[1:]:
-        if entry < 0:
-            at -= entry
-            continue
-        if not 0 <= at < KEPT_BUCKETS:
-            raise ValueError(f"sketch bucket {at} outside 0..{KEPT_BUCKETS - 1}")
-        kept_K[at] += entry
-        at += 1
+    entries = np.array(packed[1:], dtype=np.int64)
+    counts = entries >= 0
+    moves = np.where(counts, 1, -entries)
+    at = (packed[0] + np.cumsum(moves) - moves)[counts]
+    if at.size and not (at[0] >= 0 and at[-1] < KEPT_BUCKETS and (moves > 0).all()):
+        outside = next((int(i) for i in at if not 0 <= i < KEPT_BUCKETS), "?")
+        raise ValueError(f"sketch bucket {outside} outside 0..{KEPT_BUCKETS - 1}")
+    kept_K[at] = entries[counts]
     return kept_K
 
 

@@ -139,7 +139,8 @@ def _replay(rooms: Rooms, project: str, name: str, asked: ReplayAsked) -> Replay
     engine = RuleEngine(pack)
     state, now = engine.initial(), time.time()
     findings: list[ReplayFinding] = []
-    steps, firing, truncated = 0, (), False
+    steps, truncated = 0, False
+    firing: tuple[str, ...] = ()
     with rooms.store.read() as session:
         run = find_run(session, project, name)
         for view in _views(session, run, asked, rooms.settings.max_replay_steps):

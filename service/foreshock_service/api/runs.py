@@ -222,6 +222,7 @@ def delete_run(rooms: InRooms, caller: Admin, project: Project, name: Name) -> R
     """Deletes a run and everything stored of it, for good. A trainer that still posts makes it anew."""
     with rooms.store.write() as session:
         run = find_run(session, project, name)
+        rooms.after_commit(session, run.id)
         session.execute(delete(FrameRow).where(FrameRow.run_id == run.id))
         session.execute(delete(Run).where(Run.id == run.id))
         session.add(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.api.access import Operator, Reader
@@ -152,7 +152,7 @@ def list_deliveries(
     cursor: Cursor = None,
 ) -> DeliveriesPage:
     """Alerts on their way, sent and dead, newest first. Payloads and secrets are not shown."""
-    query = select(Delivery, Run.name).outerjoin(Run, Run.id == Delivery.run_id)
+    query: Select[Any] = select(Delivery, Run.name).outerjoin(Run, Run.id == Delivery.run_id)
     filters = ((Run.project, caller.project), (Delivery.state, state), (Delivery.channel, channel))
     for column, value in (*filters, (Delivery.incident_id, incident_id)):
         if value is not None:

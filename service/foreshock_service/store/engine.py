@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,13 +160,31 @@ def _lock(path: Path) -> int:
     return handle
 
 
+class _Connection(sqlite3.Connection):
+    """Knows its living cursors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().cursor(*args, **kwargs)
+        self.cursors.add(made)
+        return made
+
+
 def _sqlite_engine(url: URL, pool_size: int, synchronous: str) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
         json_serializer=dump_json,
-        connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
+        connect_args={
+            "check_same_thread": False,
+            "timeout": BUSY_TIMEOUT_MS / 1000,
+            "factory": _Connection,
+            "cached_statements": 512,
+        },
     )
 
     @event.listens_for(engine, "connect")
@@ -180,6 +200,13 @@ def _sqlite_engine(url: URL, pool_size: int, synchronous: str) -> Engine:
             "cache_size=-32000",
         ):
             connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "reset")
+    def close_cursors(connection: Any, _record: Any, _state: Any) -> None:
+        # A result that was not read to its end, kept alive by a traceback, would hold its snapshot of the database in
+        # the pooled connection: later readers would see the past, and the WAL could not be checkpointed.
+        for cursor in list(connection.cursors):
+            cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:

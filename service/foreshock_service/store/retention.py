@@ -1,13 +1,14 @@
-"""Frames are kept for days: partitions made ahead and dropped on PostgreSQL, rows deleted in chunks on SQLite."""
+"""What is kept for days only: frames (partitions made ahead and dropped, on SQLite rows in chunks), deliveries."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import text
+from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
 
 from foreshock_service.store.engine import Store
+from foreshock_service.store.models import Delivery
 
 DAY_S = 86_400
 CHUNK = 2_000
@@ -70,6 +71,23 @@ def drop_old_frames(store: Store, now: float, keep_days: float) -> int:
             )
         total += deleted
         if deleted < CHUNK:
+            return total
+
+
+def drop_old_deliveries(store: Store, now: float, keep_days: float) -> int:
+    """Deletes deliveries made more than `keep_days` before `now` that are over; returns how many.
+
+    What still waits or is being sent stays, however old.
+    """
+    cut = now - keep_days * DAY_S
+    over = ("sent", "suppressed", "dead")
+    oldest = select(Delivery.id).where(Delivery.state.in_(over), Delivery.created_at < cut).limit(CHUNK)
+    total = 0
+    while True:
+        with store.write() as session:
+            done = session.connection().execute(delete(Delivery).where(Delivery.id.in_(oldest)))
+        total += done.rowcount
+        if done.rowcount < CHUNK:
             return total
 
 

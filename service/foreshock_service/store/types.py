@@ -11,6 +11,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Float, LargeBinary, func, type_coerce
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
@@ -18,20 +20,31 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 WIDTH: Final = 8
-MISSING: Final = struct.pack("<Q", 0x7FF4_4653_4D49_5353)
+MISSING_BITS: Final = 0x7FF4_4653_4D49_5353
+MISSING: Final = struct.pack("<Q", MISSING_BITS)
 """The one NaN payload that means "missing" on SQLite; a measured NaN is written with the default payload."""
 
 
 def pack(values: Sequence[float | None]) -> bytes:
     """Little-endian float64, 8 bytes a value; None as `MISSING`. O(n), about 0.1 µs a value."""
-    return b"".join(MISSING if v is None else struct.pack("<d", math.nan if v != v else v) for v in values)  # noqa: PLR0124
+    packed = bytearray(struct.pack(f"<{len(values)}d", *[math.nan if v is None or v != v else v for v in values]))  # noqa: PLR0124
+    for i, value in enumerate(values):
+        if value is None:
+            packed[i * WIDTH : (i + 1) * WIDTH] = MISSING
+    return bytes(packed)
 
 
 def unpack(packed: bytes) -> list[float | None]:
     """The inverse of `pack`. Raises ValueError where the length is not a multiple of 8."""
     if len(packed) % WIDTH:
         raise ValueError(f"packed floats of {len(packed)} bytes: not a multiple of {WIDTH}")
-    return [unpack_one(packed[i : i + WIDTH]) for i in range(0, len(packed), WIDTH)]
+    count = len(packed) // WIDTH
+    values: list[float | None] = list(struct.unpack(f"<{count}d", packed))
+    if MISSING in packed:
+        for i, bits in enumerate(struct.unpack(f"<{count}Q", packed)):
+            if bits == MISSING_BITS:
+                values[i] = None
+    return values
 
 
 def unpack_one(packed: bytes) -> float | None:
@@ -40,6 +53,24 @@ def unpack_one(packed: bytes) -> float | None:
         return None
     value: float = struct.unpack("<d", packed)[0]
     return value
+
+
+class Packed:
+    """Many packed rows of different lengths as columns, without unpacking each: 8 bytes a value."""
+
+    def __init__(self, rows: Sequence[bytes]) -> None:
+        width = max((len(row) for row in rows), default=0)
+        if any(len(row) != width for row in rows):
+            rows = [row + MISSING * ((width - len(row)) // WIDTH) for row in rows]
+        self._bits = np.frombuffer(b"".join(rows), dtype="<u8").reshape(len(rows), width // WIDTH)
+
+    def column(self, position: int) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Of the value at `position` (from 1): those that are there, and the indices of their rows."""
+        if position > self._bits.shape[1]:
+            return np.empty(0), np.empty(0, dtype=np.intp)
+        column = self._bits[:, position - 1]
+        there = np.flatnonzero(column != MISSING_BITS)
+        return np.ascontiguousarray(column[there]).view("<f8"), there
 
 
 class PackedFloats(TypeDecorator[list[Any]]):
@@ -99,4 +130,11 @@ def clean(text: str) -> str:
 
 def dump_json(value: Any) -> str:
     """JSON in which NaN and infinities are the strings "nan", "inf", "-inf"; what JSON has no word for is its `str`."""
+    try:
+        # The common case: nothing that must be spelled otherwise. What PostgreSQL cannot store shows as an escape.
+        words = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        if "\\u0000" not in words and "\\ud" not in words:
+            return words
+    except (ValueError, TypeError):
+        pass
     return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"), default=str)

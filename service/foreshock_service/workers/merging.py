@@ -7,10 +7,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from foreshock.frames.catalogue import find, merge_rule, valid_name
-from foreshock.stats.merge import PairStatistics, merge, statistics
+from foreshock.stats.merge import STATISTICS, PairStatistics, merge, statistics
 from foreshock.stats.record import PairRecord
 from foreshock.wire import Frame
 
@@ -61,8 +62,8 @@ def _merge_pair(merged: Merged, name: str, records: list[tuple[int, PairRecord]]
     per_rank: dict[int, tuple[PairRecord, PairStatistics]] = {}
     for rank, parts in by_rank.items():
         try:
-            pooled = merge(parts)
-            per_rank[rank] = (pooled, statistics(pooled))
+            pooled = merge(parts) if len(parts) > 1 else parts[0]
+            per_rank[rank] = (pooled, statistics(pooled, None if len(by_rank) == 1 else _with_a_worst(name)))
         except (ValueError, TypeError, IndexError, ArithmeticError) as error:
             logger.warning("the %s record of rank %d cannot be read: %s", name, rank, error)
     if not per_rank:
@@ -70,15 +71,26 @@ def _merge_pair(merged: Merged, name: str, records: list[tuple[int, PairRecord]]
         return
     whole = next(iter(per_rank.values()))[1]
     if len(per_rank) > 1:
-        whole = statistics(merge([record for record, _ in per_rank.values()]))
+        try:
+            whole = statistics(merge([record for record, _ in per_rank.values()]))
+        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+            logger.warning("the %s records of %d ranks do not go together: %s", name, len(per_rank), error)
+            merged.missing[name] = "malformed"
+            return
     merged.values.update({f"{name}.{s}": float(v) for s, v in whole.values.items()})
     merged.missing.update({f"{name}.{s}": reason for s, reason in whole.missing.items()})
     if whole.evidence:
         merged.evidence[name] = [
             {"seq": t.sequence, "position": t.position, "token": t.token, "a": t.a, "b": t.b} for t in whole.evidence
         ]
-    for statistic in whole.values:
+    for statistic in (s for s in whole.values if s in _with_a_worst(name)):
         _keep_worst(merged, f"{name}.{statistic}", {r: s.values.get(statistic) for r, (_, s) in per_rank.items()})
+
+
+@lru_cache(256)
+def _with_a_worst(pair: str) -> frozenset[str]:
+    """The statistics of which the worst rank's own figure is kept."""
+    return frozenset(s for s in STATISTICS if (entry := find(f"{pair}.{s}")) is not None and entry.worst)
 
 
 def _keep_worst(merged: Merged, signal: str, by_rank: Mapping[int, float | None]) -> None:

@@ -1,4 +1,4 @@
-"""Upkeep by the clock, on one replica at a time: partitions ahead of time, frames that are old enough to go."""
+"""Upkeep by the clock, on one replica at a time: partitions ahead of time; what is old enough goes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
-from foreshock_service.store.retention import drop_old_frames, ensure_partitions
+from foreshock_service.store.retention import drop_old_deliveries, drop_old_frames, ensure_partitions
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,17 @@ class Upkeep:
     name = "upkeep"
 
     def __init__(
-        self, store: Store, keep_days: float, *, owner: str | None = None, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        keep_days: float,
+        *,
+        deliveries_days: float = 30.0,
+        owner: str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._keep_days = keep_days
+        self._deliveries_days = deliveries_days
         self._owner = owner or leases.owner_name()
         self._clock = clock
         self._woken = threading.Event()
@@ -49,6 +56,7 @@ class Upkeep:
                 return False
             made = ensure_partitions(session, now)
         dropped = drop_old_frames(self._store, now, self._keep_days)
-        if made or dropped:
-            logger.info("upkeep: partitions made %s, old frames dropped: %d", made, dropped)
+        told = drop_old_deliveries(self._store, now, self._deliveries_days)
+        if made or dropped or told:
+            logger.info("upkeep: partitions made %s, dropped: %d old frames, %d old deliveries", made, dropped, told)
         return True

@@ -98,7 +98,9 @@ def test_deleting_a_run_leaves_nothing_of_it(house_on_each) -> None:
     house.started()
     house.step(2, {"loss": "nan"})
     house.wait_for(lambda: house.near.get("/v1/incidents").json()["incidents"])
+    version = house.rooms.hub.version(0)
     assert house.near.delete(RUN).status_code == 204
+    assert house.rooms.hub.version(0) > version, "pages and long-polls learn of it"
     assert house.near.delete(RUN).status_code == 404
     with house.rooms.store.read() as session:
         for table in Base.metadata.sorted_tables:

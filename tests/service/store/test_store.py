@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,10 +13,16 @@ from sqlalchemy import select, text
 
 from foreshock_service.store import leases
 from foreshock_service.store.engine import DatabaseUrlError, Store, StoreInUseError, normalise_url
-from foreshock_service.store.models import FrameRow, Run, SignalName
+from foreshock_service.store.models import Delivery, FrameRow, Run, SignalName
 from foreshock_service.store.points import Positions
-from foreshock_service.store.retention import DAY_S, drop_old_frames, ensure_partitions, partition_name
-from foreshock_service.store.types import dump_json, pack, read_value, unpack, value_at
+from foreshock_service.store.retention import (
+    DAY_S,
+    drop_old_deliveries,
+    drop_old_frames,
+    ensure_partitions,
+    partition_name,
+)
+from foreshock_service.store.types import Packed, dump_json, pack, read_value, unpack, value_at
 
 NOW = 1_800_000_000.0
 
@@ -248,3 +255,49 @@ def test_a_database_file_may_lie_in_a_folder_that_does_not_exist_yet(tmp_path: P
     store = Store(f"sqlite:///{tmp_path / 'a' / 'b' / 'f.db'}")
     assert store.ping()
     store.close()
+
+
+def test_deliveries_that_are_over_go_after_their_days_and_those_that_wait_stay(store: Store) -> None:
+    def delivery(key: str, state: str, days: float) -> Delivery:
+        return Delivery(
+            id=key, channel="c", event="incident.opened", dedupe_key=key, payload={}, state=state,
+            next_at=NOW, created_at=NOW - days * DAY_S,
+        )  # fmt: skip
+
+    with store.write() as session:
+        session.add_all(
+            delivery(f"{state}{days}", state, days) for state in ("sent", "dead", "pending") for days in (1, 40)
+        )
+    assert drop_old_deliveries(store, NOW, 30.0) == 2
+    with store.read() as session:
+        assert sorted(session.scalars(select(Delivery.id))) == ["dead1", "pending1", "pending40", "sent1"]
+
+
+def test_a_result_left_unread_does_not_keep_later_readers_in_the_past(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/one.db", pool_size=1)
+    with store.write() as session:
+        session.connection().exec_driver_sql("CREATE TABLE t (x INTEGER)")
+        session.connection().exec_driver_sql("INSERT INTO t VALUES (1), (2), (3)")
+    with store.read() as session:
+        left_unread = session.connection().exec_driver_sql("SELECT x FROM t").cursor
+        assert left_unread is not None
+        assert left_unread.fetchone() == (1,)
+    with store.write() as session:
+        session.connection().exec_driver_sql("INSERT INTO t VALUES (4)")
+    with store.read() as session:
+        assert session.connection().exec_driver_sql("SELECT count(*) FROM t").scalar() == 4
+    with sqlite3.connect(tmp_path / "one.db", timeout=0.1) as another:
+        (busy, _, _) = another.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    another.close()
+    store.close()
+    assert busy == 0
+
+
+def test_columns_of_packed_rows_of_different_lengths_leave_out_what_is_missing() -> None:
+    table = Packed([pack([1.0, None, math.nan]), pack([2.0]), b"", pack([None, 3.0, math.inf])])
+    read = [(values.tolist(), rows.tolist()) for values, rows in map(table.column, (1, 2, 3, 9))]
+    assert read[0] == ([1.0, 2.0], [0, 1])
+    assert read[1] == ([3.0], [3])
+    assert math.isnan(read[2][0][0])
+    assert (read[2][0][1:], read[2][1]) == ([math.inf], [0, 3])
+    assert read[3] == ([], [])
