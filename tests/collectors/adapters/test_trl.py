@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,6 +406,54 @@ def test_stop_ends_training_at_the_boundary(service: FakeService, make_monitor: 
     commanded(service, make_monitor, trainer, 1, "stop")
     assert trainer.state.global_step == 2
     assert service.notices("finished")[0].data["status"] == "stopped"
+
+
+def test_two_processes_train_together_and_stop_together(service: FakeService, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+        "FORESHOCK_URL": service.url, "FORESHOCK_SPOOL_DIR": str(tmp_path / "spool"), "FORESHOCK_LAUNCH": "one",
+        "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    script = textwrap.dedent(f"""
+        import runpy, sys, types
+        # Packages that ship a `tests` of their own would be found first.
+        sys.modules["tests"] = types.ModuleType("tests")
+        sys.modules["tests"].__path__ = [{str(Path(__file__).parents[2])!r}]
+        from pathlib import Path
+        from foreshock.control.inbox import Pending
+        from foreshock.transport.clock import boot_s
+        here = runpy.run_path({__file__!r})
+        trainer = here["make_trainer"](Path({str(tmp_path)!r}))
+        watched = here["adapter"].attach(trainer, run="lab/x")
+        def ask(step):
+            if step == 1 and trainer.accelerator.process_index == 0:
+                action = here["Action"](kind="stop")
+                command = here["Command"](id="c1", run="lab/x", attempt=1, actions=[action])
+                watched.monitor._process.inbox.put(Pending(command, boot_s() + 100.0))
+        trainer.add_callback(here["Between"](ask))
+        trainer.train()
+        assert trainer.accelerator.num_processes == 2
+        print("stopped after", trainer.state.global_step)
+    """)
+    each = [environment | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for env in each
+    ]
+    try:
+        ended = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, errors) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+        assert out.strip().splitlines()[-1] == "stopped after 2"
+    assert sorted((frame.rank, frame.step) for frame in service.frames()) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_capabilities_follow_the_configuration(tmp_path: Path) -> None:
