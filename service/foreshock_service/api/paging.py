@@ -37,12 +37,12 @@ def decode(cursor: str, *kinds: type) -> tuple[Any, ...]:
 
 
 def newest_first(
-    query: Select[Any],
+    query: Select[*tuple[Any, ...]],
     at: InstrumentedAttribute[float],
     key: InstrumentedAttribute[str],
     cursor: str | None,
     limit: int,
-) -> Select[Any]:
+) -> Select[*tuple[Any, ...]]:
     """`query` ordered by (at, key), newest first, after `cursor`; one row beyond `limit` tells whether more follow."""
     if cursor is not None:
         then, last = decode(cursor, float, str)

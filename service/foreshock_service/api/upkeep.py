@@ -152,7 +152,7 @@ def list_deliveries(
     cursor: Cursor = None,
 ) -> DeliveriesPage:
     """Alerts on their way, sent and dead, newest first. Payloads and secrets are not shown."""
-    query: Select[Any] = select(Delivery, Run.name).outerjoin(Run, Run.id == Delivery.run_id)
+    query: Select[Any, Any] = select(Delivery, Run.name).outerjoin(Run, Run.id == Delivery.run_id)
     filters = ((Run.project, caller.project), (Delivery.state, state), (Delivery.channel, channel))
     for column, value in (*filters, (Delivery.incident_id, incident_id)):
         if value is not None:
