@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 DETECTION_STEPS = 3
 """An incident must open at most this many steps after the onset, unless the fault itself grows slowly."""
+ASKED = frozenset({"approved", "delivered", "accepted", "done", "failed", "refused", "lost"})
+"""States of a command that the trainer was, or was about to be, asked for. A proposal that nobody approved is none."""
 Score = Literal["final_reward", "final_validation"]
 
 
@@ -89,7 +91,7 @@ def _commanded(report: dict[str, Any]) -> Check:
 
 
 def _left_alone(report: dict[str, Any], why: str) -> Check:
-    issued = [c["kind"] for c in report["commands"] if c["run"] == "treated" and c["state"] != "proposed"]
+    issued = [c["kind"] for c in report["commands"] if c["run"] == "treated" and c["state"] in ASKED]
     return Check(f"treated: {why}, so nothing was commanded", not issued, ", ".join(issued) or "no command")
 
 

@@ -94,3 +94,12 @@ def test_a_sign_in_the_step_of_the_fall_is_in_time_only_where_none_can_come_befo
     fell = {"final_reward": 0.4, "final_validation": 0.8, "reward_broke_step": 25}
     wrong = failed(report(illness=illness, incidents=seen, untreated=fell, commands=[]))
     assert ("untreated: seen in time" not in wrong) == in_time
+
+
+@pytest.mark.parametrize(
+    ("state", "left_alone"), [("proposed", True), ("cancelled", True), ("done", False), ("failed", False)]
+)
+def test_what_was_only_proposed_to_a_person_was_not_commanded(state: str, left_alone: bool) -> None:
+    pause = {"run": "treated", "kind": "pause", "state": state, "done_step": None}
+    wrong = failed(report(illness="shifted_labels", commands=[pause]))
+    assert ("treated: no command would cure it, so nothing was commanded" not in wrong) == left_alone
