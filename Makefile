@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test lint types docs bench latency bench-ingest faults lab lab-seed clean
+.PHONY: setup demo test lint types docs bench latency bench-ingest bench-peers faults lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -47,6 +47,15 @@ bench-ingest: setup out/peers/.ready  ## frames per second through a real servic
 out/peers/.ready:
 	$(PYTHON) -m venv out/peers
 	out/peers/bin/pip install --quiet mlflow trackio wandb tensorboardX
+	touch $@
+
+bench-peers: setup out/detection-peers/.ready  ## how early and how quiet, beside other tools (20 minutes of CPU)
+	$(BIN)/python -m benchmarks.detection.peers --venv out/detection-peers --plot out/bench-peers.png
+
+out/detection-peers/.ready:
+	$(PYTHON) -m venv out/detection-peers
+	out/detection-peers/bin/pip install --quiet -c constraints.txt rlwatch==0.5.1 rlprobe==0.1.0 rldoctor==0.2.0 \
+	  trainspotter==0.2.6 diptest==0.12.0
 	touch $@
 
 faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)

@@ -1,6 +1,6 @@
 """Foreshock beside other tools, in one run: how quiet on healthy runs, how early on ill ones, how dear.
 
-    python -m benchmarks.detection.peers --venv DIR [--seeds 20] [--cases] [--json FILE] [--plot FILE] [--only NAME …]
+    python -m benchmarks.detection.peers --venv DIR [--on stream cases] [--seeds 20] [--json FILE] [--plot FILE]
 
 DIR is a virtual environment that holds the other tools (`make bench-peers` makes one); without it they are listed as
 not run. Every contestant hears the same runs in its shipped settings; nobody was tuned. Markdown on standard output.
@@ -19,10 +19,10 @@ from typing import Any
 from benchmarks.detection import cases
 from benchmarks.detection.peers import contest, rules
 from benchmarks.detection.peers.table import CASE_HEAD, STREAM_HEAD, Heard, case_figures, markdown, stream_figures
-from foreshock_service.rules.pack import default_pack
 
 WATCHED = ("policy.kl_k2", "reference.kl_k3", "entropy.mean", "grad.norm")
 RISING = ("policy.kl_k2", "policy.kl_k3", "mismatch.kl_k3", "reference.kl_k3", "grad.norm")
+MOVING = (*RISING, "entropy.mean", "length.mean", "reward.mean")
 Rule = Callable[[contest.Rows], Iterator[int]]
 
 RESTATED: dict[str, Rule] = {
@@ -35,6 +35,7 @@ ON_CASES: dict[str, Rule] = {
     "W&B z(30) > 3 on four signals (emulated)": partial(rules.z_score, signals=WATCHED),
     "KillLossSpike (emulated)": rules.kill_loss_spike,
     "yardstick on KLs and gradient norm": partial(rules.yardstick, signals=RISING),
+    "yardstick on all, either direction": partial(rules.yardstick, signals=MOVING, falls=True),
 }
 PEERS = ("rlprobe", "rlwatch", "rlwatch-approxkl", "rldoctor", "trainspotter")
 LOG_READERS = ("rldoctor", "trainspotter")
@@ -59,9 +60,7 @@ def on_cases(given: argparse.Namespace) -> tuple[Figures, dict[str, str]]:
     from benchmarks.detection.peers.real import case_runs, heard_by_check
 
     runs = case_runs(cases.folder())
-    ready: dict[str, Callable[[], list[Heard]]] = {
-        "Foreshock": lambda: heard_by_check(cases.measure(cases.folder(), default_pack()))
-    }
+    ready: dict[str, Callable[[], list[Heard]]] = {"Foreshock": partial(heard_by_check, cases.folder())}
     ready |= {tool: partial(_peer, given, tool, runs, raw=True, every=given.every) for tool in LOG_READERS}
     ready |= {name: partial(contest.restated, rule, runs) for name, rule in ON_CASES.items()}
     return _all(ready, case_figures, given.only)
@@ -95,7 +94,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--venv", type=Path, help="the virtual environment that holds the other tools")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--cases", action="store_true", help="also the labelled real runs (FORESHOCK_CASES)")
+    parser.add_argument("--on", nargs="+", choices=("stream", "cases"), default=["stream"],
+                        help="the common stream, the labelled real runs (FORESHOCK_CASES)")  # fmt: skip
     parser.add_argument("--every", type=int, default=10, help="rows of a real log between two polls of a log reader")
     parser.add_argument("--minutes", type=float, default=60, help="stop a tool after this; what it finished counts")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these contestants alone")
@@ -105,22 +105,21 @@ def main() -> int:
     if given.venv is not None and not (given.venv / "bin" / "python").exists():
         print(f"no interpreter in {given.venv}: run `make bench-peers`", file=sys.stderr)
         return 2
-    if given.cases and not (cases.folder() / "index.json").is_file():
+    if "cases" in given.on and not (cases.folder() / "index.json").is_file():
         print(f"no labelled runs in {cases.folder()}: set FORESHOCK_CASES", file=sys.stderr)
         return 2
-    told, skipped = on_stream(given)
-    print(markdown(told, STREAM_HEAD, skipped), flush=True)
-    written: dict[str, Any] = {"seeds": given.seeds, "stream": told, "stream_not_run": skipped}
-    if given.cases:
-        on_real, unfit = on_cases(given)
-        print("\n" + markdown(on_real, CASE_HEAD, unfit))
-        written |= {"cases": on_real, "cases_not_run": unfit}
+    written: dict[str, Any] = {"seeds": given.seeds}
+    for name, contest_of, head in (("stream", on_stream, STREAM_HEAD), ("cases", on_cases, CASE_HEAD)):
+        if name in given.on:
+            told, skipped = contest_of(given)
+            print(markdown(told, head, skipped) + "\n", flush=True)
+            written |= {name: told, f"{name}_not_run": skipped}
     if given.json:
         given.json.write_text(json.dumps(written, indent=1), encoding="utf-8")
-    if given.plot:
+    if given.plot and "stream" in given.on:
         from benchmarks.detection.plots import early_and_quiet
 
-        early_and_quiet(told, given.plot)
+        early_and_quiet(written["stream"], given.plot)
     return 0
 
 

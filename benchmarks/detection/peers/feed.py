@@ -55,6 +55,10 @@ class Tool:
         """A step under the names of the framework that wrote the log. Raises NotImplementedError where unsupported."""
         raise NotImplementedError
 
+    def last(self, step: int) -> list[Alarm]:
+        """A check of the whole log once it has ended, where a tool's own cadence may not reach the last rows."""
+        return []
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -157,7 +161,13 @@ class Rldoctor(Tool):
         return self.feed_raw(step, {name: values[signal] for name, signal in names.items()})
 
     def feed_raw(self, step: int, values: Mapping[str, float]) -> list[Alarm]:
-        graded = ((severity(f.severity), str(f.detector)) for f in self.monitor.log(dict(values), step=step) or ())
+        return self._graded(step, self.monitor.log(dict(values), step=step))
+
+    def last(self, step: int) -> list[Alarm]:
+        return self._graded(step, self.monitor.check())
+
+    def _graded(self, step: int, found: list[Any]) -> list[Alarm]:
+        graded = ((severity(f.severity), str(f.detector)) for f in found)
         return [(step, grade, name) for grade, name in graded if grade]
 
 
@@ -176,8 +186,9 @@ class Trainspotter(Tool):
         for name, value in values.items():
             self.run.add_point({"loss": "train/loss"}.get(name, name), step, value)
         self.rows += 1
-        if self.rows % self.period:
-            return []
+        return [] if self.rows % self.period else self.last(step)
+
+    def last(self, step: int) -> list[Alarm]:
         found = self.trainspotter.run_all(self.run)
         keys = (((f.detector, f.metric, f.step_start), f.severity, f"{f.detector}:{f.metric}") for f in found)
         return [alarm for key, word, name in keys for alarm in self.new(step, key, word, name)]
@@ -199,7 +210,7 @@ class Running:
         self.name, self.alarms, self.steps = name, list[Alarm](), 0
         self.folder = Path(tempfile.mkdtemp(prefix="peer-"))
         self.tool = make(self.folder, every)
-        self.cpu = 0.0
+        self.cpu, self.step, self.raw = 0.0, 0, False
 
     def feed(self, step: int, values: Mapping[str, float], raw: bool) -> None:
         """Hands a step over and keeps what comes back."""
@@ -207,9 +218,12 @@ class Running:
         self.alarms += (self.tool.feed_raw if raw else self.tool.feed)(step, values)
         self.cpu += time.process_time() - begun
         self.steps += 1
+        self.step, self.raw = step, raw
 
     def finish(self) -> dict[str, Any]:
-        """Closes the tool; the answer."""
+        """Closes the tool, after a last check where the run is a log that has ended; the answer."""
+        if self.raw:
+            self.alarms += self.tool.last(self.step)
         self.tool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         return {"run": self.name, "alarms": self.alarms, "steps": self.steps, "cpu_seconds": self.cpu}

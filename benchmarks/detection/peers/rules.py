@@ -57,10 +57,13 @@ def kill_loss_spike(
         past.append(loss)
 
 
-def yardstick(rows: Rows, signals: tuple[str, ...], warm: int = 20, times: float = 5.0, need: int = 3) -> Iterator[int]:
+def yardstick(
+    rows: Rows, signals: tuple[str, ...], *, falls: bool = False, warm: int = 20, times: float = 5.0, need: int = 3
+) -> Iterator[int]:
     """Eight lines to hold every tool against: log x more than 5 robust deviations above its median, thrice in a row.
 
-    Suspect values are not learned from. Written with the common stream in sight, so no fair contestant on it.
+    `falls`: or below it. Suspect values are not learned from. Written with the common stream in sight, so no fair
+    contestant on it.
     """
     past = {signal: deque[float](maxlen=64) for signal in signals}
     streak = dict.fromkeys(signals, 0)
@@ -73,7 +76,8 @@ def yardstick(rows: Rows, signals: tuple[str, ...], warm: int = 20, times: float
             if len(kept) >= warm:
                 middle = statistics.median(kept)
                 spread = 1.4826 * statistics.median(abs(x - middle) for x in kept) + 1e-3
-                streak[signal] = streak[signal] + 1 if height > middle + times * spread else 0
+                away = abs(height - middle) if falls else height - middle
+                streak[signal] = streak[signal] + 1 if away > times * spread else 0
                 if streak[signal] == need:
                     yield step
             if not streak[signal]:
