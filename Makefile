@@ -49,7 +49,7 @@ out/peers/.ready:
 	out/peers/bin/pip install --quiet mlflow trackio wandb tensorboardX
 	touch $@
 
-bench-peers: setup out/detection-peers/.ready  ## how early and how quiet, beside other tools (20 minutes of CPU)
+bench-peers: setup out/detection-peers/.ready  ## how early and how quiet, beside other tools (five minutes of CPU)
 	$(BIN)/python -m benchmarks.detection.peers --venv out/detection-peers --plot out/bench-peers.png
 
 out/detection-peers/.ready:
