@@ -1,7 +1,7 @@
 """What a training loop talks to: introduces frames, transport and control to each other.
 
-    host's loop → Monitor → StepBuilder → Sender (thread) → service
-                          ← Executor ← Inbox ← Acceptance ← Poller (thread, controller only)
+host's loop → Monitor → StepBuilder → Sender (thread) → service
+                      ← Executor ← Inbox ← Acceptance ← Poller (thread, controller only)
 """
 
 from __future__ import annotations

@@ -165,3 +165,5 @@ class Process:
                 acceptance.attempt = reply.attempt
         if reply.commands:
             acceptance.offer(reply.commands, sender.http)
+        if self.poller is not None:
+            self.poller.hurry()

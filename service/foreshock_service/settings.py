@@ -28,7 +28,7 @@ def _default_database() -> str:
 
 
 def _setting(default: Any, unit: str, sentence: str, **limits: Any) -> Any:
-    extra = {"unit": unit}
+    extra: dict[str, Any] = {"unit": unit}
     if callable(default):
         return Field(default_factory=default, description=sentence, json_schema_extra=extra, **limits)
     return Field(default, description=sentence, json_schema_extra=extra, **limits)

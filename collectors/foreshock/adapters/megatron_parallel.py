@@ -72,7 +72,7 @@ def log_probs(
         elsewhere = (own < 0) | (own >= size)
         flat = logits_V.detach().reshape(-1, size)
         pieces = (flat, own.masked_fill(elsewhere, 0), elsewhere, tops_N)
-        for part, *rest in zip(*(piece.split(CHUNK) for piece in pieces), strict=True):
+        for part, *rest in zip(*(torch.split(piece, CHUNK) for piece in pieces), strict=True):
             exact = part.float()
             yield exact if temperature == 1.0 else exact / temperature, *rest
 

@@ -41,6 +41,8 @@ class Poller:
         self._http = Http(settings)
         self._random = random.Random()
         self._closed = threading.Event()
+        self._nudge = threading.Event()
+        """Ends a pause early."""
         self._thread: threading.Thread | None = None
         self._seen: str | None = None
         self._failures = 0
@@ -59,6 +61,12 @@ class Poller:
         """Takes no further command; does not wait for the thread."""
         self._acceptance.open = False
         self._closed.set()
+        self._nudge.set()
+
+    def hurry(self) -> None:
+        """The service has just answered another question: what failed before is worth asking again now."""
+        if self._failures:
+            self._nudge.set()
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -68,7 +76,8 @@ class Poller:
                 self._guard.caught_in_thread("poller", error)
                 pause = 1.0
             if pause:
-                self._closed.wait(pause)
+                self._nudge.wait(pause)
+            self._nudge.clear()
 
     def _ask(self) -> float:
         """Asks once; returns how long to pause before the next time, in seconds."""

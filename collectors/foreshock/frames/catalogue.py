@@ -35,7 +35,7 @@ PAIRS: Final[dict[str, str]] = {
     "policy": "Current log-prob of the training forward (first optimizer step) against the recomputed old log-prob.",
     "update": "The same on later optimizer steps of the rollout: how far the update has moved.",
     "mismatch": "Old log-prob against the rollout engine's own: do scoring pass and engine agree.",
-    "mismatch_current": "Current log-prob of the first optimizer step against the rollout engine's own: the third edge.",
+    "mismatch_current": "Current log-prob, first optimizer step, against the rollout engine's own: the third edge.",
     "reference": "Frozen reference model against the current one: drift from where training began.",
 }
 
@@ -87,10 +87,10 @@ _STATISTICS: Final[tuple[Signal, ...]] = (
         for i in range(10)
     ),
     Signal("step_seq_corr", "1", "pair", "Correlation of a and b per sequence, worst decile.", "min"),
-    Signal("kl_k1_seqmean", "nats", "pair", "kl_k1 as the mean of per-sequence means; ROLL's policykl is its negative."),
+    Signal("kl_k1_seqmean", "nats", "pair", "Mean of per-sequence kl_k1; ROLL's policykl is its negative."),
     Signal("kl_k2_seqmean", "nats", "pair", "kl_k2 as the mean of per-sequence means: ROLL's approxkl by default."),
     Signal("kl_k3_seqmean", "nats", "pair", "kl_k3 as the mean of per-sequence means."),
-    Signal("abs_mean_seqmean", "nats", "pair", "Mean of per-sequence mean |a - b|: slime's train_rollout_logprob_abs_diff."),
+    Signal("abs_mean_seqmean", "nats", "pair", "Mean of sequence means: slime's train_rollout_logprob_abs_diff."),
 )
 STATISTICS: Final[dict[str, Signal]] = {s.name: s for s in _STATISTICS}
 

@@ -84,5 +84,3 @@ def _text(text: str) -> str:
     """Without what neither PostgreSQL nor UTF-8 can hold."""
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
-
-

@@ -22,9 +22,7 @@ class Backlog:
     spool did not take them.
     """
 
-    def __init__(
-        self, open_spool: Callable[[], Spool] | None, losses: Losses, max_items: int, max_bytes: int
-    ) -> None:
+    def __init__(self, open_spool: Callable[[], Spool] | None, losses: Losses, max_items: int, max_bytes: int) -> None:
         self.spool: Spool | None = None
         self._open_spool = open_spool
         self._losses = losses

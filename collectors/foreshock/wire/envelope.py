@@ -65,8 +65,9 @@ class Frame(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Notice(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Something that happened, in the same sequence as the frames.
 
-    kinds: `started` {config, settings, capabilities, mode, controller} · `finished` {status, detail} · `attempt` {reason, command} ·
-    `checkpoint` {path, step, scope, reward} · `settings` {lr, batch, …: a baseline's new segment} ·
+    kinds: `started` {config, settings, capabilities, mode, controller} · `finished` {status, detail} ·
+    `attempt` {reason, command} · `checkpoint` {path, step, scope, reward} ·
+    `settings` {lr, batch, …: a baseline's new segment} ·
     `weights` {version, checksum, changed_share, side, ok} · `flush` {engine} · `note` {text}. Unknown kinds are stored.
     """
 

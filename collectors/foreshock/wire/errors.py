@@ -1,10 +1,10 @@
 """What can be wrong with a body, each with the HTTP status that answers it.
 
-    WireError                    400
-    ├── Malformed                400   not msgpack or JSON, wrong types, a bad name, an absurd structure
-    ├── TooLarge                 413   too many bytes, items or signals
-    ├── UnsupportedMediaType     415   a content type or encoding that is not spoken here
-    └── UnsupportedVersion       426   a protocol version that is not accepted any more, or not yet
+WireError                    400
+├── Malformed                400   not msgpack or JSON, wrong types, a bad name, an absurd structure
+├── TooLarge                 413   too many bytes, items or signals
+├── UnsupportedMediaType     415   a content type or encoding that is not spoken here
+└── UnsupportedVersion       426   a protocol version that is not accepted any more, or not yet
 """
 
 from __future__ import annotations

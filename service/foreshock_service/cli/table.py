@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
     import click
@@ -63,8 +63,8 @@ def command(entry: Entry) -> click.Command:
     else:
         # A plain traceback: the pretty one prints local variables, and those may hold a token.
         target.pretty_exceptions_show_locals = False
-    found: click.Command = typer.main.get_command(target)
-    return found
+    # typer vendors its click; at run time both are the same shape.
+    return cast("click.Command", typer.main.get_command(target))
 
 
 def main(arguments: list[str] | None = None) -> None:

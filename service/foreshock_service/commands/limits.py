@@ -36,4 +36,4 @@ class Limits(BaseModel):
     )
 
 
-DEFAULTS = Limits()  # type: ignore[call-arg]
+DEFAULTS = Limits()

@@ -38,7 +38,6 @@ class Config(BaselineConfig):
         0.5, gt=0, le=1, description="Share dropped by a correction that warns: it hides a fault."
     )
 
-
     mean_ratio: float = Field(
         2.0, gt=1, description="Fall of the mean corrected weight below its baseline, as a ratio, that warns."
     )

@@ -125,7 +125,7 @@ def show_run(rooms: InRooms, visitor: Visitor, project: Project, name: Name) -> 
     visitor.check_project(project)
     with rooms.store.read() as session:
         run = find_run(session, project, name)
-        found = {
+        found: dict[str, Any] = {
             "run": run,
             "last": _last_values(session, run),
             "incidents": [
