@@ -11,16 +11,17 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from foreshock.wire import PROTOCOL, Envelope, Frame, Notice
+from foreshock.wire import COMMAND_KINDS, PROTOCOL, Envelope, Frame, Notice
 from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
+from foreshock_service.store.models import Attempt, Run
 from tests.service.private_postgres import PrivateServer, find_binaries
 
 
@@ -192,3 +193,35 @@ class Trainer:
 def new_trainer() -> type[Trainer]:
     """`new_trainer(run=…, rank=…)` makes a client."""
     return Trainer
+
+
+RUN_STARTED_AT = 1_000.0
+CONTROLLER = "c" * 32
+
+
+@pytest.fixture
+def make_run(store: Store) -> Callable[..., int]:
+    """Writes a run in its first attempt, led by CONTROLLER, and returns its id."""
+
+    def make(name: str = "lab/run", mode: str = "auto", capabilities: tuple[str, ...] = COMMAND_KINDS) -> int:
+        with store.write() as session:
+            run = Run(
+                name=name,
+                project=name.partition("/")[0],
+                created_at=RUN_STARTED_AT,
+                last_seen_at=RUN_STARTED_AT,
+                status="running",
+                mode=mode,
+                capabilities=list(capabilities),
+                attempt=1,
+                controller_client=CONTROLLER,
+                controller_until=RUN_STARTED_AT + 60,
+            )
+            session.add(run)
+            session.flush()
+            session.add(
+                Attempt(run_id=run.id, ordinal=1, launch="one", generation=0, started_at=RUN_STARTED_AT, first_step=1)
+            )
+            return run.id
+
+    return make
