@@ -222,8 +222,6 @@ def make_run(store: Store) -> Callable[..., int]:
             first = Attempt(run_id=run.id, ordinal=1, launch="one", generation=0, started_at=RUN_STARTED_AT)
             first.first_step = 1
             session.add(first)
-                Attempt(run_id=run.id, ordinal=1, launch="one", generation=0, started_at=RUN_STARTED_AT, first_step=1)
-            )
             return run.id
 
     return make
