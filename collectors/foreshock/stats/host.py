@@ -28,13 +28,15 @@ from foreshock.stats.layout import (
     Array,
     Reduction,
 )
-from foreshock.stats.places import AnyFloats, Spans, add_places
+from foreshock.stats.places import Spans, add_places
 from foreshock.stats.shapes import Batch, sentinel_of
 from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
 
 # Within these bounds of δ and b no token can be a sentinel, in any dtype's rounding of −9999.
 _SUSPECT_DELTA = 8000.0
 _SUSPECT_LOGP = -900.0
+
+_FEW_ROWS = 64
 
 _F64 = torch.float64
 _PIVOT_TOKENS = 256
@@ -85,8 +87,6 @@ _WORK = Workspace()
 class _Tokens:
     """The tokens that count, end to end, and how many masked ones did not."""
 
-    logps: tuple[AnyFloats, AnyFloats]
-    """a and b [N] in the dtype they came in"""
     delta: tuple[torch.Tensor, Array]
     logp_b: tuple[torch.Tensor, Array]
     spans: Spans
@@ -121,7 +121,9 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
     dense = torch.bincount(absolute.float().view(torch.int32) >> SHIFT, minlength=DENSE_BUCKETS).numpy()
     into.dense += dense
     _add_totals(into, tokens, abs_N, int(dense[0]), batch.clip_range)
-    table_KS[COLUMN["abs"]] = add_places(into, batch, tokens.spans, abs_N, tokens.logps, kept, dense, base)
+    table_KS[COLUMN["abs"]] = add_places(
+        into, batch, tokens.spans, abs_N, (tokens.delta[1], tokens.logp_b[1]), kept, dense, base
+    )
     _fill(table_KS, into, tokens, buffers, _Sums(tokens.spans, buffers[-1][1]))
     return table_KS.T
 
@@ -133,11 +135,9 @@ def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
         if batch.mask is None:
             return Spans.of(np.full(sequences, length, dtype=np.int64)), None
         mask = batch.mask.numpy()
-        if sequences <= 64:  # numpy counts along an axis by widening every byte first
-            masked = np.array([np.count_nonzero(row) for row in mask], dtype=np.int64)
-        else:
-            masked = np.count_nonzero(mask, axis=1)
-        spans = Spans.of(masked)
+        spans = _run_spans(mask) if 0 < sequences <= _FEW_ROWS else None
+        if spans is None:
+            spans = Spans.of(np.count_nonzero(mask, axis=1))
         return spans, None if spans.total == mask.size else batch.mask
     edges, size = batch.cu_seqlens.numpy(), batch.a.shape[0]
     if edges[0] < 0 or edges[-1] > size or np.any(np.diff(edges) < 0):
@@ -151,6 +151,32 @@ def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
     return Spans.of(np.diff(running[edges])), torch.from_numpy(mask)
 
 
+def _run_spans(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Spans | None:
+    """The spans where each row's masked tokens stand together, as sampled responses do; None where they do not.
+
+    From first to last masked token there are at least as many positions as masked tokens: the sums are equal only
+    where no row has a gap and none is empty.
+    """
+    first = mask.argmax(axis=1)
+    end = mask.shape[1] - mask[:, ::-1].argmax(axis=1)
+    masked = end - first
+    if int(masked.sum()) != np.count_nonzero(mask):
+        return None
+    spans = Spans.of(masked)
+    spans.runs = list(zip(first.tolist(), end.tolist(), spans.starts.tolist(), strict=True))
+    return spans
+
+
+def _pack(values: torch.Tensor, kept: torch.Tensor | None, spans: Spans, out: Array) -> None:
+    """Writes the masked tokens of `values` end to end into `out`; whole runs where they stand together."""
+    if kept is None or spans.runs is None:
+        np.copyto(out, _packed(values, kept))
+        return
+    array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    for row, (first, end, start) in enumerate(spans.runs):
+        out[start : start + end - first] = array[row, first:end]
+
+
 def _packed(values: torch.Tensor, kept: torch.Tensor | None) -> np.ndarray[Any, Any]:
     """The masked tokens of `values`, end to end. numpy's boolean index is several times quicker than torch's here."""
     if values.dtype == torch.bfloat16:  # numpy has none; float32 holds it exactly
@@ -162,18 +188,17 @@ def _packed(values: torch.Tensor, kept: torch.Tensor | None) -> np.ndarray[Any, 
 def _tokens(
     batch: Batch, spans: Spans, kept: torch.Tensor | None, buffers: list[tuple[torch.Tensor, Array]]
 ) -> _Tokens:
-    a, b = _packed(batch.a, kept), _packed(batch.b, kept)
     delta, logp_b, scratch = buffers[:3]
-    np.copyto(scratch[1], a)
-    np.copyto(logp_b[1], b)
+    _pack(batch.a, kept, spans, scratch[1])
+    _pack(batch.b, kept, spans, logp_b[1])
     torch.sub(scratch[0], logp_b[0], out=delta[0])
     if batch.positions is not None:
         spans.positions = _packed(batch.positions, kept)
     low, high, lowest_b = _range(delta[1], logp_b[1])
-    tokens = _Tokens((a, b), delta, logp_b, spans, low, high, lowest_b)
+    tokens = _Tokens(delta, logp_b, spans, low, high, lowest_b)
     # One comparison that NaN fails: holes are rare, and looking for them token by token is not free.
     if not (low > -_SUSPECT_DELTA and high < _SUSPECT_DELTA and lowest_b > _SUSPECT_LOGP):
-        _drop_holes(tokens, (sentinel_of(batch.a.dtype), sentinel_of(batch.b.dtype)))
+        _drop_holes(tokens, scratch[1], (sentinel_of(batch.a.dtype), sentinel_of(batch.b.dtype)))
     return tokens
 
 
@@ -183,9 +208,9 @@ def _range(D: Array, B: Array) -> tuple[float, float, float]:
     return float(np.minimum.reduce(D)), float(np.maximum.reduce(D)), float(np.minimum.reduce(B))
 
 
-def _drop_holes(tokens: _Tokens, marks: tuple[float, float]) -> None:
+def _drop_holes(tokens: _Tokens, a: Array, marks: tuple[float, float]) -> None:
     """Counts and takes out the tokens that are not finite or an engine's sentinel."""
-    a, b = (logp.astype(np.float64) for logp in tokens.logps)
+    b = tokens.logp_b[1]
     finite = np.isfinite(a) & np.isfinite(b)
     marked = finite & ((a == marks[0]) | (a <= SENTINEL_FLOOR) | (b == marks[1]) | (b <= SENTINEL_FLOOR))
     valid = finite & ~marked
@@ -194,7 +219,6 @@ def _drop_holes(tokens: _Tokens, marks: tuple[float, float]) -> None:
     if tokens.nonfinite + tokens.sentinels == 0:
         return
     tokens.spans = tokens.spans.without(valid)
-    tokens.logps = (tokens.logps[0][valid], tokens.logps[1][valid])
     delta, logp_b = (torch.from_numpy(x[1][valid]) for x in (tokens.delta, tokens.logp_b))
     tokens.delta, tokens.logp_b = (delta, delta.numpy()), (logp_b, logp_b.numpy())
     tokens.low, tokens.high, tokens.lowest_b = _range(delta.numpy(), logp_b.numpy())

@@ -10,7 +10,6 @@ Legend: S sequences, N tokens, W worst tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from foreshock.stats import sketch
 from foreshock.stats.layout import Array, IntArray, Reduction
 from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
 from foreshock.stats.shapes import Batch
-
-AnyFloats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 _OCTAVES = 4  # below the largest value, within which its 16 rivals are counted for
 _SEARCHED = 512  # below it a search of all is quicker
@@ -43,6 +40,8 @@ class Spans:
     """whether no span is empty"""
     positions: IntArray | None = None
     """[N] positions within the response, where they do not simply run on"""
+    runs: list[tuple[int, int, int]] | None = None
+    """of each padded row the first masked position, the one behind the last, and where they go, if without a gap"""
     origin: IntArray | None = None
     """[N] index among the masked tokens, where some have been taken out"""
 
@@ -96,16 +95,17 @@ def add_places(
     batch: Batch,
     spans: Spans,
     abs_N: Array,
-    logps: tuple[AnyFloats, AnyFloats],
+    values: tuple[Array, Array],
     kept: torch.Tensor | None,
     dense: IntArray,
     base: int,
 ) -> Array:
     """Adds first tokens, deciles and the worst tokens of |δ| = abs_N [N] to `into`; returns Σ|δ| per sequence [S].
 
-    `kept` is the mask by which tokens were packed, `dense` the counts of abs_N per dense sketch bucket.
+    `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `dense` the counts of abs_N per dense
+    sketch bucket.
     """
-    _add_worst(into, batch, spans, abs_N, logps, kept, dense, base)
+    _add_worst(into, batch, spans, abs_N, values, kept, dense, base)
     if not batch.placed:
         return spans.sums(abs_N)
     if spans.positions is None:
@@ -144,7 +144,7 @@ def _add_worst(
     batch: Batch,
     spans: Spans,
     abs_N: Array,
-    logps: tuple[AnyFloats, AnyFloats],
+    values: tuple[Array, Array],
     kept: torch.Tensor | None,
     dense: IntArray,
     base: int,
@@ -162,7 +162,8 @@ def _add_worst(
         ids[:, 2] = tokens[worst if spans.origin is None else spans.origin[worst]]
     into.worst_ids.append(ids)
     pairs = np.empty((worst.size, 2))
-    pairs[:, 0], pairs[:, 1] = logps[0][worst], logps[1][worst]
+    pairs[:, 1] = values[1][worst]
+    pairs[:, 0] = pairs[:, 1] + values[0][worst]
     into.worst_logps.append(pairs)
 
 
