@@ -165,8 +165,9 @@ def test_two_replicas_scraped_by_a_real_prometheus_show_each_run_once(
             return sorted(float(row["value"][1]) for row in found)
 
         wait_for(lambda: ask('sum(foreshock_run_last_step{run="math/q"})') == [3.0])
-        assert ask('up{job="foreshock"}') == [1.0, 1.0]
-        assert ask("foreshock_leads") == [0.0, 1.0]
+        # Prometheus spreads the first scrapes of its targets over the interval.
+        wait_for(lambda: ask('up{job="foreshock"}') == [1.0, 1.0])
+        wait_for(lambda: ask("foreshock_leads") == [0.0, 1.0])
         assert ask('count(foreshock_run_signal_nats{run="math/q",signal="entropy.mean"})') == [1.0]
         assert ask("count(foreshock_evaluation_lag_seconds)") == [1.0]
         assert ask("count(foreshock_writer_queue_length)") == [2.0]
