@@ -45,7 +45,6 @@ from foreshock_service.settings import Settings
 from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
 from foreshock_service.web import page
-from foreshock_service.workers.channel import Channel
 from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.supervisor import Supervisor, Worker
@@ -149,8 +148,12 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         DeliveryWorker(store, channels, digest_over=settings.digest_over),
         Upkeep(store, settings.frames_retention_days, deliveries_days=settings.deliveries_retention_days),
     ]
-    channel = Channel(store, hub) if store.dialect == "postgresql" else None
-    if channel is not None:
+    channel = None
+    if store.dialect == "postgresql":
+        # Here, because psycopg comes with the [postgres] extra: an embedded service runs without it.
+        from foreshock_service.workers.channel import Channel
+
+        channel = Channel(store, hub)
         workers.append(channel)
     supervisor = Supervisor(workers)
     rooms = Rooms(
