@@ -67,7 +67,8 @@ class Reduction:
     """tokens and Σ|δ| per decile"""
     first: Array = field(default_factory=lambda: np.zeros(2))
     """count and Σ|δ| of first tokens"""
-    dense: IntArray = field(default_factory=lambda: np.zeros(sketch.DENSE_BUCKETS, dtype=np.int64))
+    dense: IntArray | None = None
+    """[D] counts of |δ|, once there are any"""
     worst_ids: list[IntArray] = field(default_factory=list)
     """[W, 3] sequence, position, token id"""
     worst_logps: list[Array] = field(default_factory=list)
@@ -102,7 +103,8 @@ def _to_record(r: Reduction) -> PairRecord:
     record.prob = pool(calls["n"], prob)
     record.sums = [fsum(c["abs"]), fsum(c["k3"]), *(fsum(calls[name]) for name in ("w", "ww", "eabs"))]
     record.extremes = [float(value) for value in r.extremes]
-    record.abs_sketch = sketch.pack(sketch.keep(r.dense))
+    if r.dense is not None:
+        record.abs_sketch = sketch.pack(sketch.keep(r.dense))
     if not r.unplaced:
         record.decile_tokens = [int(count) for count in r.deciles[0]]
         record.decile_abs = r.deciles[1].tolist()

@@ -21,6 +21,7 @@ from foreshock.stats.shapes import Batch
 
 _OCTAVES = 4  # below the largest value, within which its 16 rivals are counted for
 _SEARCHED = 512  # below it a search of all is quicker
+_FEW = 2 * EVIDENCE_TOKENS  # candidates that the record may as well sort itself
 _DECILE_STEPS = np.arange(DECILES)
 
 
@@ -41,7 +42,7 @@ class Spans:
     positions: IntArray | None = None
     """[N] positions within the response, where they do not simply run on"""
     runs: list[tuple[int, int, int]] | None = None
-    """of each padded row the first masked position, the one behind the last, and where they go, if without a gap"""
+    """of each padded row, if without a gap: where its masked tokens begin in the flat batch, end, and go"""
     origin: IntArray | None = None
     """[N] index among the masked tokens, where some have been taken out"""
 
@@ -98,14 +99,15 @@ def add_places(
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
     dense: IntArray,
+    largest: float,
     base: int,
 ) -> Array:
     """Adds first tokens, deciles and the worst tokens of |δ| = abs_N [N] to `into`; returns Σ|δ| per sequence [S].
 
     `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `dense` the counts of abs_N per dense
-    sketch bucket.
+    sketch bucket, `largest` the maximum of abs_N.
     """
-    _add_worst(into, batch, spans, abs_N, values, kept, dense, base)
+    _add_worst(into, batch, spans, abs_N, values, kept, dense, largest, base)
     if not batch.placed:
         return spans.sums(abs_N)
     if spans.positions is None:
@@ -147,9 +149,10 @@ def _add_worst(
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
     dense: IntArray,
+    largest: float,
     base: int,
 ) -> None:
-    worst = _worst(abs_N, dense)
+    worst = _worst(abs_N, dense, largest)
     sequence = spans.sequence_of(worst)
     ids = np.empty((worst.size, 3), dtype=np.int64)
     ids[:, 0] = sequence + base if batch.seq_ids is None else np.asarray(batch.seq_ids)[sequence]
@@ -167,17 +170,19 @@ def _add_worst(
     into.worst_logps.append(pairs)
 
 
-def _worst(abs_N: Array, dense: IntArray) -> IntArray:
-    """Indices of the largest values, found through their counts per dense sketch bucket: only the top buckets
-    matter."""
+def _worst(abs_N: Array, dense: IntArray, largest: float) -> IntArray:
+    """Indices of the largest values and perhaps a few more, found through their counts per dense sketch bucket: only
+    the top buckets matter."""
     if abs_N.size <= _SEARCHED:
         candidates: IntArray = np.arange(abs_N.size)
     else:
-        top = sketch.bucket_of(float(np.maximum.reduce(abs_N))) + 1
-        from_top = np.cumsum(dense[max(0, top - _OCTAVES * 32) : top][::-1])
-        bucket = max(0, top - 1 - int(np.searchsorted(from_top, EVIDENCE_TOKENS)))
+        bucket = sketch.bucket_of(largest)
+        floor, above = max(0, bucket - _OCTAVES * 32), dense.item(bucket)
+        while above < EVIDENCE_TOKENS and bucket > floor:
+            bucket -= 1
+            above += dense.item(bucket)
         # The bucket was that of the value as float32, which may have been rounded up into it.
         candidates = np.flatnonzero(abs_N >= sketch.lower_edge(bucket) * (1.0 - 1e-6))
-    if candidates.size <= EVIDENCE_TOKENS:
+    if candidates.size <= _FEW:
         return candidates
     return candidates[np.argpartition(abs_N[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]

@@ -72,7 +72,8 @@ class Readback:
         reduction.extremes = [min(low, extremes[0]), max(high, extremes[1]), max(e_max, extremes[2])]
         reduction.deciles += places[:, :DECILES]
         reduction.first += places[:, DECILES]
-        reduction.dense += dense[:DENSE_BUCKETS]
+        dense = dense[:DENSE_BUCKETS]
+        reduction.dense = dense if reduction.dense is None else reduction.dense + dense
         reduction.tables += tokens
         reduction.sequences += sequences
         reduction.split += sum(pieces(table) for table in split)

@@ -47,7 +47,8 @@ def bucket_of(value: float) -> int:
 
 def lower_edge(dense_bucket: int) -> float:
     """The smallest float32 of a dense bucket."""
-    return float(np.array([dense_bucket << SHIFT], dtype=np.int32).view(np.float32)[0])
+    edge: float = struct.unpack("<f", struct.pack("<i", dense_bucket << SHIFT))[0]
+    return edge
 
 
 def keep(dense_D: IntArray) -> IntArray:
