@@ -26,6 +26,7 @@ from foreshock.stats.layout import (
     SERIES_DELTA,
     TOTALS,
     Array,
+    IntArray,
     Reduction,
 )
 from foreshock.stats.places import Spans, add_places
@@ -118,7 +119,8 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
         buffers = _WORK.take(size)
     absolute, abs_N = buffers[2]
     torch.abs(tokens.delta[0], out=absolute)
-    dense = torch.bincount(absolute.float().view(torch.int32) >> SHIFT, minlength=DENSE_BUCKETS).numpy()
+    bits = absolute.float().view(torch.int32)
+    dense: IntArray = torch.bincount(bits.bitwise_right_shift_(SHIFT), minlength=DENSE_BUCKETS).numpy()
     into.dense = dense if into.dense is None else into.dense + dense
     _add_totals(into, tokens, abs_N, int(dense[0]), batch.clip_range)
     table_KS[COLUMN["abs"]] = add_places(
@@ -143,7 +145,7 @@ def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
         if batch.mask is None:
             return Spans.of(np.full(sequences, length, dtype=np.int64)), None
         mask = batch.mask.numpy()
-        spans = _run_spans(mask) if 0 < sequences <= _FEW_ROWS else None
+        spans = _run_spans(mask) if length and 0 < sequences <= _FEW_ROWS else None
         if spans is None:
             spans = Spans.of(np.count_nonzero(mask, axis=1))
         return spans, None if spans.total == mask.size else batch.mask

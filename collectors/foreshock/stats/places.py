@@ -22,7 +22,7 @@ from foreshock.stats.shapes import Batch
 _OCTAVES = 4  # below the largest value, within which its 16 rivals are counted for
 _SEARCHED = 512  # below it a search of all is quicker
 _FEW = 2 * EVIDENCE_TOKENS  # candidates that the record may as well sort itself
-_DECILE_STEPS = np.arange(DECILES)
+_MINUS_STEPS = -np.arange(DECILES + 1)
 
 
 @dataclass(slots=True)
@@ -111,14 +111,17 @@ def add_places(
     if not batch.placed:
         return spans.sums(abs_N)
     if spans.positions is None:
-        has = spans.counts > 0
-        into.first += (np.count_nonzero(has), abs_N[spans.starts[has]].sum())
-        ranks_S10 = -(-_DECILE_STEPS * spans.counts[:, None] // DECILES)
-        sums_S10 = between(abs_N, (spans.starts[:, None] + ranks_S10).reshape(-1)).reshape(-1, DECILES)
-        into.deciles[0, :-1] += (ranks_S10[:, 1:] - ranks_S10[:, :-1]).sum(axis=0)
-        into.deciles[0, -1] += (spans.counts - ranks_S10[:, -1]).sum()
-        into.deciles[1] += sums_S10.sum(axis=0)
-        result: Array = sums_S10.sum(axis=1)
+        starts = spans.starts if spans.all_filled else spans.starts[spans.counts > 0]
+        into.first[0] += starts.size
+        into.first[1] += np.add.reduce(abs_N[starts])
+        # Of each decile the rank of its first token, ⌈k · length / 10⌉, negative to have // round up.
+        minus_S11 = spans.counts[:, None] * _MINUS_STEPS // DECILES
+        edges_S10 = spans.starts[:, None] - minus_S11[:, :-1]
+        sums_S10 = between(abs_N, edges_S10.reshape(-1)).reshape(-1, DECILES)
+        minus_11 = np.add.reduce(minus_S11, axis=0)
+        into.deciles[0] += minus_11[:-1] - minus_11[1:]
+        into.deciles[1] += np.add.reduce(sums_S10, axis=0)
+        result: Array = np.add.reduce(sums_S10, axis=1)
         return result
     sequence = np.repeat(np.arange(spans.counts.size), spans.counts)
     decile = np.clip(spans.positions * DECILES // _lengths(batch, spans, sequence)[sequence], 0, DECILES - 1)

@@ -59,27 +59,27 @@ def batch_of(
 
     `pieces`: rows are parts of sequences, whose positions are known only from `positions` and `lengths` together.
     """
+    shape, device = a.shape, a.device
     for name, tensor in (("a", a), ("b", b)):
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must hold floating-point log-probs, got {tensor.dtype}")
-        if tensor.shape != a.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, a has {tuple(a.shape)}")
-    for name, extra in (("mask", mask), ("token_ids", token_ids), ("positions", positions)):
-        if extra is not None and extra.shape != a.shape:
-            raise ValueError(f"{name} has shape {tuple(extra.shape)}, a has {tuple(a.shape)}")
+    for name, extra in (("b", b), ("mask", mask), ("token_ids", token_ids), ("positions", positions)):
+        if extra is not None and extra.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(extra.shape)}, a has {tuple(shape)}")
     edges = None if cu_seqlens is None else _edges(cu_seqlens, a)
-    if edges is None and a.dim() != 2:
-        raise ValueError(f"a must be [sequences, positions], or packed with cu_seqlens; got {tuple(a.shape)}")
-    sequences = a.shape[0] if edges is None else edges.shape[0] - 1
+    if edges is None and len(shape) != 2:
+        raise ValueError(f"a must be [sequences, positions], or packed with cu_seqlens; got {tuple(shape)}")
+    sequences = shape[0] if edges is None else edges.shape[0] - 1
     if seq_ids is not None and len(seq_ids) != sequences:
         raise ValueError(f"{len(seq_ids)} seq_ids for {sequences} sequences")
     if lengths is not None and len(lengths) != sequences:
         raise ValueError(f"{len(lengths)} lengths for {sequences} sequences")
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach()
-        if tensor.device != a.device:
-            tensor = tensor.to(a.device, non_blocking=True)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.device != device:
+            tensor = tensor.to(device, non_blocking=True)
         return tensor if edges is None else tensor.reshape(-1)
 
     keep = None
@@ -94,7 +94,7 @@ def batch_of(
         token_ids=None if token_ids is None else placed(token_ids),
         positions=None if positions is None else placed(positions),
         clip_range=_log_range(clip_range),
-        lengths=None if lengths is None else integers(lengths, a.device),
+        lengths=None if lengths is None else integers(lengths, device),
         placed=not pieces or (positions is not None and lengths is not None),
     )
 
