@@ -72,9 +72,10 @@ class Workspace(threading.local):
 
 
 def _buffers(count: int, size: int) -> list[torch.Tensor]:
-    # A host may have made its GPU the default device.
-    empty = [torch.empty(size, dtype=_F64, device="cpu") for _ in range(count)]
-    return [*empty, torch.ones(size, dtype=_F64, device="cpu")]
+    # A host may have made its GPU the default device; what is made in its inference mode can be written only there.
+    with torch.inference_mode(False):
+        empty = [torch.empty(size, dtype=_F64, device="cpu") for _ in range(count)]
+        return [*empty, torch.ones(size, dtype=_F64, device="cpu")]
 
 
 def _views(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
@@ -130,7 +131,7 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
         abs_N,
         (tokens.delta[1], tokens.logp_b[1]),
         kept,
-        dense,
+        (bits.numpy(), dense),
         max(-tokens.low, tokens.high),
         base,
     )
@@ -179,9 +180,8 @@ def _run_spans(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Spans | None:
         total += end - first
     if total != np.count_nonzero(mask):
         return None
-    spans = Spans.of(np.array(masked))
-    spans.runs = runs
-    return spans
+    masked_S, starts_S = np.array(masked), np.array([start for _, _, start in runs])
+    return Spans(masked_S, masked_S, starts_S, total, all_filled=True, runs=runs)
 
 
 def _pack(values: torch.Tensor, kept: torch.Tensor | None, spans: Spans, out: Array) -> None:

@@ -31,7 +31,7 @@ class PairAccumulator:
         self._on_device = on_device
         self._reduction = Reduction()
         self._state: device_path.DeviceState | None = None
-        self._tables = Tables()
+        self._tables: Tables | None = None
         self._next_sequence = 0
         self._readback: Readback | None = None
         self._record: PairRecord | None = None
@@ -69,23 +69,24 @@ class PairAccumulator:
         """
         if self._readback is not None or self._record is not None:
             raise RuntimeError("observe() after collect(): a step's accumulator is read once, take a new one")
-        # All state in inference mode: a tensor made inside a caller's inference mode could not be updated outside it.
-        with torch.inference_mode():
-            batch = batch_of(
-                a,
-                b,
-                mask,
-                clip_range=clip_range,
-                seq_ids=seq_ids,
-                cu_seqlens=cu_seqlens,
-                token_ids=token_ids,
-                positions=positions,
-                lengths=lengths,
-                pieces=split or sequence_sums is not None,
-            )
-            if batch.a.device.type == "cpu" and not self._on_device:
-                self._observe_host(batch, split, sequence_sums, counts_sequences)
-            else:
+        batch = batch_of(
+            a,
+            b,
+            mask,
+            clip_range=clip_range,
+            seq_ids=seq_ids,
+            cu_seqlens=cu_seqlens,
+            token_ids=token_ids,
+            positions=positions,
+            lengths=lengths,
+            pieces=split or sequence_sums is not None,
+        )
+        if batch.a.is_cpu and not self._on_device:
+            self._observe_host(batch, split, sequence_sums, counts_sequences)
+        else:
+            # All state in inference mode: a tensor made inside a caller's inference mode could not be updated outside
+            # it.
+            with torch.inference_mode():
                 self._observe_device(batch, split, sequence_sums, counts_sequences)
         self._next_sequence += batch.sequences
 
@@ -99,7 +100,8 @@ class PairAccumulator:
         elif complete is None:
             into.sequences.append(table)
         else:
-            completed = complete(torch.from_numpy(uncentred(table))).numpy()
+            with torch.inference_mode():
+                completed = complete(torch.from_numpy(uncentred(table))).numpy()
             if counts:
                 into.sequences.append(completed)
         if not batch.placed:
@@ -108,10 +110,11 @@ class PairAccumulator:
     def _observe_device(self, batch: Batch, split: bool, complete: SequenceSums | None, counts: bool) -> None:
         device = batch.a.device
         if self._state is None:
-            self._state = device_path.DeviceState(device)
+            self._state, self._tables = device_path.DeviceState(device), Tables()
         elif self._state.device != device:
             raise ValueError(f"tensors on {device}, this accumulator holds sums on {self._state.device}")
         into = self._tables
+        assert into is not None
         table = device_path.reduce(batch, self._state, self._next_sequence, centred=complete is None)
         into.tokens.append(table)
         if split:
@@ -127,9 +130,9 @@ class PairAccumulator:
 
     def collect(self) -> None:
         """Ends the step: starts one non-blocking copy of the small results to pinned host memory. Idempotent."""
-        if self._state is not None:
+        if self._state is not None and self._tables is not None:
             self._readback = Readback(self._state, self._tables)
-            self._state, self._tables = None, Tables()
+            self._state = self._tables = None
         elif self._readback is None and self._record is None:
             self._record = to_record(self._reduction)
 

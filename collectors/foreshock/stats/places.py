@@ -98,16 +98,16 @@ def add_places(
     abs_N: Array,
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
-    dense: IntArray,
+    buckets: tuple[IntArray, IntArray],
     largest: float,
     base: int,
 ) -> Array:
     """Adds first tokens, deciles and the worst tokens of |δ| = abs_N [N] to `into`; returns Σ|δ| per sequence [S].
 
-    `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `dense` the counts of abs_N per dense
-    sketch bucket, `largest` the maximum of abs_N.
+    `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `buckets` the dense sketch bucket
+    of each of abs_N and the counts of all, `largest` the maximum of abs_N.
     """
-    _add_worst(into, batch, spans, abs_N, values, kept, dense, largest, base)
+    _add_worst(into, batch, spans, abs_N, values, kept, buckets, largest, base)
     if not batch.placed:
         return spans.sums(abs_N)
     if spans.positions is None:
@@ -151,11 +151,11 @@ def _add_worst(
     abs_N: Array,
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
-    dense: IntArray,
+    buckets: tuple[IntArray, IntArray],
     largest: float,
     base: int,
 ) -> None:
-    worst = _worst(abs_N, dense, largest)
+    worst = _worst(abs_N, buckets, largest)
     sequence = spans.sequence_of(worst)
     ids = np.empty((worst.size, 3), dtype=np.int64)
     ids[:, 0] = sequence + base if batch.seq_ids is None else np.asarray(batch.seq_ids)[sequence]
@@ -173,19 +173,19 @@ def _add_worst(
     into.worst_logps.append(pairs)
 
 
-def _worst(abs_N: Array, dense: IntArray, largest: float) -> IntArray:
+def _worst(abs_N: Array, buckets: tuple[IntArray, IntArray], largest: float) -> IntArray:
     """Indices of the largest values and perhaps a few more, found through their counts per dense sketch bucket: only
     the top buckets matter."""
     if abs_N.size <= _SEARCHED:
         candidates: IntArray = np.arange(abs_N.size)
     else:
+        bucket_N, dense = buckets
         bucket = sketch.bucket_of(largest)
         floor, above = max(0, bucket - _OCTAVES * 32), dense.item(bucket)
         while above < EVIDENCE_TOKENS and bucket > floor:
             bucket -= 1
             above += dense.item(bucket)
-        # The bucket was that of the value as float32, which may have been rounded up into it.
-        candidates = np.flatnonzero(abs_N >= sketch.lower_edge(bucket) * (1.0 - 1e-6))
+        candidates = (bucket_N >= bucket).nonzero()[0]
     if candidates.size <= _FEW:
         return candidates
     return candidates[np.argpartition(abs_N[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]

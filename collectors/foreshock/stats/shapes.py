@@ -101,7 +101,7 @@ def batch_of(
 
 def _as_bool(mask: torch.Tensor) -> torch.Tensor:
     """Non-zero as a bool; on the host by numpy, which is ten times quicker where it knows the dtype."""
-    if mask.device.type != "cpu" or mask.dtype in (torch.bool, torch.bfloat16):
+    if not mask.is_cpu or mask.dtype in (torch.bool, torch.bfloat16):
         return mask.bool()
     return torch.from_numpy(mask.numpy() != 0)
 
