@@ -119,9 +119,10 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
     if size < spans.total:
         buffers = _WORK.take(size)
     absolute, abs_N = buffers[2]
-    torch.abs(tokens.delta[0], out=absolute)
-    bits = absolute.float().view(torch.int32)
-    dense: IntArray = torch.bincount(bits.bitwise_right_shift_(SHIFT), minlength=DENSE_BUCKETS).numpy()
+    np.abs(tokens.delta[1], out=abs_N)
+    bits = absolute.float().numpy().view(np.int32)
+    bits >>= SHIFT
+    dense: IntArray = torch.bincount(torch.from_numpy(bits), minlength=DENSE_BUCKETS).numpy()
     into.dense = dense if into.dense is None else into.dense + dense
     _add_totals(into, tokens, abs_N, int(dense[0]), batch.clip_range)
     table_KS[COLUMN["abs"]] = add_places(
@@ -131,7 +132,7 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
         abs_N,
         (tokens.delta[1], tokens.logp_b[1]),
         kept,
-        (bits.numpy(), dense),
+        (bits, dense),
         max(-tokens.low, tokens.high),
         base,
     )
@@ -208,7 +209,7 @@ def _tokens(
     delta, logp_b, scratch = buffers[:3]
     _pack(batch.a, kept, spans, delta[1])
     _pack(batch.b, kept, spans, logp_b[1])
-    torch.sub(delta[0], logp_b[0], out=delta[0])
+    np.subtract(delta[1], logp_b[1], out=delta[1])
     if batch.positions is not None:
         spans.positions = _packed(batch.positions, kept)
     low, high, lowest_b = _range(delta[1], logp_b[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from foreshock.stats import sketch
@@ -23,6 +24,9 @@ _OCTAVES = 4  # below the largest value, within which its 16 rivals are counted 
 _SEARCHED = 512  # below it a search of all is quicker
 _FEW = 2 * EVIDENCE_TOKENS  # candidates that the record may as well sort itself
 _MINUS_STEPS = -np.arange(DECILES + 1)
+
+Buckets = tuple[npt.NDArray[np.int32], IntArray]
+"""the dense sketch bucket of each token [N], and the counts of all [D]"""
 
 
 @dataclass(slots=True)
@@ -98,14 +102,14 @@ def add_places(
     abs_N: Array,
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
-    buckets: tuple[IntArray, IntArray],
+    buckets: Buckets,
     largest: float,
     base: int,
 ) -> Array:
     """Adds first tokens, deciles and the worst tokens of |δ| = abs_N [N] to `into`; returns Σ|δ| per sequence [S].
 
-    `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `buckets` the dense sketch bucket
-    of each of abs_N and the counts of all, `largest` the maximum of abs_N.
+    `values` are δ and b [N]; `kept` is the mask by which tokens were packed, `buckets` those of abs_N, `largest` the
+    maximum of abs_N.
     """
     _add_worst(into, batch, spans, abs_N, values, kept, buckets, largest, base)
     if not batch.placed:
@@ -151,7 +155,7 @@ def _add_worst(
     abs_N: Array,
     values: tuple[Array, Array],
     kept: torch.Tensor | None,
-    buckets: tuple[IntArray, IntArray],
+    buckets: Buckets,
     largest: float,
     base: int,
 ) -> None:
@@ -173,7 +177,7 @@ def _add_worst(
     into.worst_logps.append(pairs)
 
 
-def _worst(abs_N: Array, buckets: tuple[IntArray, IntArray], largest: float) -> IntArray:
+def _worst(abs_N: Array, buckets: Buckets, largest: float) -> IntArray:
     """Indices of the largest values and perhaps a few more, found through their counts per dense sketch bucket: only
     the top buckets matter."""
     if abs_N.size <= _SEARCHED:
