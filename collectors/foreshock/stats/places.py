@@ -56,7 +56,7 @@ class Spans:
         return cls(masked, masked, ends - masked, int(ends[-1]) if ends.size else 0, bool(masked.all()))
 
     def sequence_of(self, index: IntArray) -> IntArray:
-        return np.searchsorted(self.starts + self.counts, index, side="right")
+        return (self.starts + self.counts).searchsorted(index, side="right")
 
     def without(self, valid_N: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Spans:
         """The spans of the valid tokens alone, which keep their positions."""
