@@ -58,6 +58,7 @@ class Monitor:
         self._rejections = 0
         self._builder = StepBuilder(chosen.max_signals, chosen.max_lag, chosen.evidence)
         self._process = Process(self.identity, chosen, extras, self._consent, self.guard, self._kinds)
+        self._keeper = self._process.keeper
         self._executor = Executor(
             self._process.inbox, self._handlers, extras.controller, self._broadcast,
             chosen.pause_limit_s, self._command_finished,
@@ -100,6 +101,8 @@ class Monitor:
         token_ids: Any = None,
         versions: Any = None,
         advantages: Any = None,
+        group_ids: Any = None,
+        prompt_ids: Any = None,
         semantics: Semantics | Mapping[str, Semantics] | None = None,
         old_source: str = "same_weights",
         **where: Any,
@@ -114,6 +117,7 @@ class Monitor:
         versions behind the trainer the sampling engine was (int, one per row, or one per token); the pair is then also
         kept per lag. `advantages` (per token or row) give `advantage.mean/std/abs_max`. `semantics` are side b's, or
         {"a": …, "b": …}: streams that do not mean the same are not compared, the pair is missing as `semantics_differ`.
+        `group_ids` and `prompt_ids` (one integer a row) are kept in token dumps alone (docs/dumps.md).
         Further keywords go to `foreshock.stats.pair.PairAccumulator.observe`.
         """
         if not self.enabled:
@@ -128,6 +132,15 @@ class Monitor:
             pair, a, b, mask, optimizer_step=optimizer_step, semantics=semantics, old_source=old_source,
             versions=versions, advantages=advantages, **where,
         )  # fmt: skip
+        if self._keeper is not None and a is not None and b is not None:
+            self._keeper.observe(
+                pair,
+                {"a": a, "b": b, "mask": mask, "cu_seqlens": cu_seqlens, "seq_ids": seq_ids, "token_ids": token_ids,
+                 "positions": where.get("positions"), "versions": versions, "advantages": advantages,
+                 "group_ids": group_ids, "prompt_ids": prompt_ids},
+                semantics, optimizer_step=optimizer_step, old_source=old_source, clip_range=where.get("clip_range"),
+                piece=bool(where.get("split") or where.get("sequence_sums")),
+            )  # fmt: skip
 
     @guarded()
     def log(self, scalars: Mapping[str, Any]) -> None:
@@ -178,6 +191,11 @@ class Monitor:
         # Where ranks meet in `broadcast`, a collector that switched itself off must still come.
         if self._broadcast is not None or len(self._process.inbox) or self._executor.paused:
             self._boundary(step)
+
+    def dump_tokens(self, reason: str = "asked") -> None:
+        """Keeps the tokens of the ring's steps and of the next ones (docs/dumps.md); nothing without `dump_dir`."""
+        if self._keeper is not None:
+            self._keeper.ask(reason)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -233,6 +251,8 @@ class Monitor:
             self.enabled = False
             data = {"status": str(status)[:64]} | ({"detail": plain(detail)} if detail is not None else {})
             self._process.close(data, timeout_s)
+            if self._keeper is not None:
+                self._keeper.close(timeout_s, crashed=status in ("crashed", "failed"))
         except Exception as error:
             if self.settings.raise_errors:
                 raise
@@ -254,6 +274,8 @@ class Monitor:
             return
         number = operator.index(step)
         sealed = self._builder.seal(number, time.monotonic())
+        if self._keeper is not None:
+            self._keeper.end_step(number, self._process.place())
         if self._builder.notes or self._builder.scalars.rejections > self._rejections:
             self._tell_what_was_odd(number)
         self._process.put_step(sealed)

@@ -11,6 +11,8 @@ from foreshock import __version__
 from foreshock.control.acceptance import Acceptance
 from foreshock.control.inbox import Inbox
 from foreshock.control.poller import Poller
+from foreshock.dumps.keeper import Keeper
+from foreshock.dumps.plan import Place
 from foreshock.frames.builder import SealedStep
 from foreshock.frames.identity import Identity
 from foreshock.guard import Guard
@@ -61,6 +63,10 @@ class Process:
         self.poller: Poller | None = None
         self.acceptance: Acceptance | None = None
         self.controller = extras.controller
+        self.keeper: Keeper | None = None
+        """Of token dumps, where they are wanted."""
+        if settings.url and settings.dump_dir:
+            self.keeper = Keeper(settings, self.client, consent.config, f"python-{__version__}", self.losses)
         self._identity = identity
         self._settings = settings
         self._extras = extras
@@ -119,6 +125,12 @@ class Process:
             self._told_kinds = self._kinds()
             self.put_notice("started", {"capabilities": sorted(self._told_kinds), "controller": self.controller})
 
+    def place(self) -> Place:
+        """Whose steps this process ends now."""
+        me = self._identity
+        attempt = self.acceptance.attempt if self.acceptance is not None else None
+        return Place(me.run, me.launch, self.generation, attempt, me.role, me.rank)
+
     def take_no_more(self) -> None:
         """No further command is accepted."""
         if self.poller is not None:
@@ -156,7 +168,9 @@ class Process:
         }
 
     def _replied(self, reply: Reply, generation: int) -> None:
-        """On the sender's thread: learns the attempt's number, and of commands."""
+        """On the sender's thread: learns the attempt's number, the verdict, and of commands."""
+        if self.keeper is not None:
+            self.keeper.told(reply.run_verdict)
         acceptance, sender = self.acceptance, self.sender
         if acceptance is None or sender is None:
             return

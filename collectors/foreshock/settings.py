@@ -56,6 +56,12 @@ class Settings:
     max_signals: int = _setting(512, "signals", "Most scalars of one frame.")
     max_lag: int = _setting(4, "versions", "Version lags kept apart in `<pair>@lag<n>`; the last holds all above.")
     evidence: bool = _setting(True, "", "Send ids, positions and log-probs of the worst tokens (never text).")
+    dump_dir: str = _setting("", "path", "Folder of token dumps; empty: none are kept (docs/dumps.md).")
+    dump_share: float = _setting(0.0, "share", "Share of the steps whose tokens are kept, in [0, 1].")
+    dump_ring: int = _setting(3, "steps", "Steps held in memory, to be kept where the service then finds an incident.")
+    dump_after: int = _setting(3, "steps", "Steps kept from an incident's word on.")
+    dump_memory_bytes: int = _setting(256 << 20, "bytes", "Most memory of captured tokens; beyond it they are lost.")
+    dump_disk_bytes: int = _setting(2 << 30, "bytes", "Most disk of a process's dumps; old sampled ones go first.")
     poll_s: float = _setting(25.0, "s", "How long one question for commands stays open.")
     pause_limit_s: float = _setting(6 * 3600.0, "s", "A paused trainer goes on by itself after this.")
 

@@ -2,7 +2,8 @@
 
 `queue_full` memory was full · `spool_full` · `disk_full` · `spool_unwritable` · `corrupt` a spooled record failed its
 check sum · `refused` the service refused it for good · `too_large` · `unencodable` · `invalid_signal` a scalar with a
-bad name or value · `command_ignored` a command for another run or attempt, or of a kind that was never announced.
+bad name or value · `command_ignored` a command for another run or attempt, or of a kind that was never announced ·
+`dump_memory`, `dump_disk`, `dump_failed`, `dump_unwritten` observations or steps that a token dump has not.
 """
 
 from __future__ import annotations
