@@ -1,4 +1,4 @@
-"""docs/aliases.md is made of `check/names`: `python -m foreshock_service.check.alias_page docs/aliases.md`."""
+"""docs/aliases.md, made of `frames.names`: `python -m foreshock_service.check.alias_page docs/aliases.md`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from foreshock_service.check.names import FRAMEWORKS, GENERIC, PATTERNS
-from foreshock_service.check.names.base import Alias
+from foreshock.frames.names import FRAMEWORKS, GENERIC, PATTERNS
+from foreshock.frames.names.base import Alias
 
 INTRO: Final = """# Names
 
@@ -20,7 +20,7 @@ cannot be translated is shown in the report and not read. Names of our own catal
 Clip fractions, differences of log-probs and entropies that are 0 from the first step on are taken as missing: hosts
 write 0 for what they do not compute, and old log-probs that are the detached current ones differ by 0 whatever happens.
 
-This page is generated from `service/foreshock_service/check/names/`; a test keeps it current.
+This page is generated from `collectors/foreshock/frames/names/`; a test keeps it current.
 """
 
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Final
 
 from foreshock.frames import catalogue
-from foreshock_service.check.names import FRAMEWORKS, GENERIC, PATTERNS
-from foreshock_service.check.names.base import Alias, to
+from foreshock.frames.names import FRAMEWORKS, GENERIC, PATTERNS
+from foreshock.frames.names.base import Alias, to
 
 DECIDE_STEPS: Final = 20
 """Steps after which new names no longer change the guess."""

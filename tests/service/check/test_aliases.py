@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from foreshock.frames import catalogue
+from foreshock.frames.names import FRAMEWORKS, GENERIC, PATTERNS
 from foreshock_service.check.alias_page import page
 from foreshock_service.check.aliases import Translator, guess
-from foreshock_service.check.names import FRAMEWORKS, GENERIC, PATTERNS
 
 ALL = [*(a for t in FRAMEWORKS.values() for a in t.items()), *GENERIC.items(), *PATTERNS]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import ALL_UPDATES, BOTH_SIDES, KL_LOSS, Table, no, to
+from foreshock.frames.names.base import ALL_UPDATES, BOTH_SIDES, KL_LOSS, Table, no, to
 
 TABLE: Final[Table] = {
     "train/reward": to("reward.mean"),

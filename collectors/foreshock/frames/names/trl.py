@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import AFTER_CORRECTION, ALL_UPDATES, BOTH_SIDES, POST_CLIP, Table, no, to
+from foreshock.frames.names.base import AFTER_CORRECTION, ALL_UPDATES, BOTH_SIDES, POST_CLIP, Table, no, to
 
 TABLE: Final[Table] = {
     "reward": to("reward.mean"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import ALL_UPDATES, BOTH_SIDES, Table, to
+from foreshock.frames.names.base import ALL_UPDATES, BOTH_SIDES, Table, to
 
 TABLE: Final[Table] = {
     "scores": to("reward.mean"),

@@ -5,10 +5,13 @@ Of two names for one signal the first in a table wins. docs/aliases.md is made o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final
 
-from foreshock_service.check.names import (
+from foreshock.frames.catalogue import SCALARS
+from foreshock.frames.names import (
     areal,
     generic,
     ms_swift,
@@ -23,7 +26,7 @@ from foreshock_service.check.names import (
     trl,
     verl,
 )
-from foreshock_service.check.names.base import Alias, Table, no, to
+from foreshock.frames.names.base import Alias, Table, no, to
 
 GENERIC: Final = generic.TABLE
 FRAMEWORKS: Final[Mapping[str, Table]] = {
@@ -52,3 +55,28 @@ PATTERNS: Final[tuple[tuple[str, Alias], ...]] = (
     (r"critic/.+", no("of the critic")),
 )
 """For every framework, after its table; the whole name must match."""
+
+
+def scalars(framework: str, logged: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+    """What a framework logs of a step, under our names, for adapters in its process. Figures of pairs are left out:
+    there they are measured. `without`: signals that the adapter measures itself."""
+    found: dict[str, tuple[int, Any]] = {}
+    for name, value in logged.items():
+        place, alias = _known(framework, str(name))
+        if alias is None or alias.signal is None or alias.signal not in SCALARS or alias.signal in without:
+            continue
+        if alias.signal not in found or place < found[alias.signal][0]:
+            found[alias.signal] = place, alias.value(value)
+    return {signal: value for signal, (_, value) in found.items()}
+
+
+@lru_cache(maxsize=1 << 12)
+def _known(framework: str, name: str) -> tuple[int, Alias | None]:
+    """(place in the table, meaning) of a name as its framework logs it."""
+    table = FRAMEWORKS[framework]
+    if name in table:
+        return list(table).index(name), table[name]
+    for place, (pattern, alias) in enumerate(PATTERNS, start=len(table)):
+        if re.fullmatch(pattern, name):
+            return place, alias
+    return -1, None

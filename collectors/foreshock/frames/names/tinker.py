@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import Table, to
+from foreshock.frames.names.base import Table, to
 
 TABLE: Final[Table] = {
     "env/all/reward/total": to("reward.mean"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import (
+from foreshock.frames.names.base import (
     AFTER_CORRECTION,
     ALL_UPDATES,
     BOTH_SIDES,
@@ -51,5 +51,7 @@ TABLE: Final[Table] = {
     "training/rollout_actor_probs_pearson_corr": to("mismatch.prob_pearson"),
     "timing_s/step": to("time.step_s"),
     "perf/time_per_step": to("time.step_s"),
+    "training/off_policy/trajectory_staleness/mean": to("staleness.mean", "by the freshest weights of a trajectory"),
+    "training/off_policy/trajectory_staleness_worst/max": to("staleness.max", "by its oldest weights"),
     "rollout/moe/max_vio": to("expert.max_violation"),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import AFTER_CORRECTION, Table, no, to
-from foreshock_service.check.names.trl import TABLE as TRL
+from foreshock.frames.names.base import AFTER_CORRECTION, Table, no, to
+from foreshock.frames.names.trl import TABLE as TRL
 
 TABLE: Final[Table] = {
     "rollout_correction/k3_kl": to("mismatch.kl_k3"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from foreshock_service.check.names.base import BOTH_SIDES, Table, no, to
+from foreshock.frames.names.base import BOTH_SIDES, Table, no, to
 
 TABLE: Final[Table] = {
     "reward": to("reward.mean"),
