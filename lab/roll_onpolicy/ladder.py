@@ -1,8 +1,9 @@
 """Run the ladder: ``python -m lab.roll_onpolicy.ladder --out FOLDER [--small] [--jobs 2]``.
 
 Writes ``ladder.json`` (every figure of the table), ``ladder.md`` and plots, and ``runs/`` with each run's steps. The
-same command gives the same table. With ``ROLL_HOME`` set, or ``--home``, ROLL's own functions carry the partition, the
-log-probs, the advantages and the loss; rungs that need the other version's normalisation are listed as not run.
+same command gives the same table; ended early, ``--resume`` goes on. ``timings.json`` has each run's seconds of CPU.
+With ``ROLL_HOME`` set, or ``--home``, ROLL's own functions carry the partition, the log-probs, the advantages and the
+loss; rungs that need the other version's normalisation are listed as not run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.roll_onpolicy import summary
-from lab.roll_onpolicy.rungs import IN_BF16, LADDER, ONE_SEED, SMALL, Rung
+from lab.roll_onpolicy.rungs import FIVE_SEEDS, IN_BF16, LADDER, ONE_SEED, SMALL, Rung
 from lab.roll_onpolicy.train import Plan
 
 #: the figures of a step that the plots and the summary read
@@ -67,22 +68,35 @@ def run_job(job: Job) -> dict[str, Any]:
     return {"rung": job.rung.name, "dtype": job.dtype, "seed": job.seed, "path": path.name, "steps": steps}
 
 
+def timed_job(job: Job) -> tuple[dict[str, Any], float]:
+    """(the run, its seconds of CPU)."""
+    begun = time.process_time()
+    return run_job(job), time.process_time() - begun
+
+
+def seeds_of(rung: Rung, dtype: str, seeds: int) -> int:
+    """How many seeds a rung is given: one where it repeats the baseline, two more in float32 where a run may crash."""
+    if rung.name in ONE_SEED:
+        return 1
+    return seeds + 2 if rung.name in FIVE_SEEDS and dtype == "fp32" else seeds
+
+
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     plan = Plan(steps=options.steps)
-    rungs, seeds = list(LADDER), list(range(options.seeds))
+    rungs = list(LADDER)
     dtypes = {"fp32": {r.name for r in LADDER}, "bf16": set(IN_BF16)}
     if options.small:
         plan = replace(plan, steps=min(options.steps, 10), prompts=8, warm_steps=120)
-        rungs, seeds = [r for r in LADDER if r.name in SMALL], [0]
+        rungs, options.seeds = [r for r in LADDER if r.name in SMALL], 1
         dtypes = {"fp32": set(SMALL), "bf16": {"other partition, split-K"}}
     if options.only:
         rungs = [r for r in rungs if any(word in r.name for word in options.only)]
     return [
         Job(r, dtype, seed, plan, options.home)
-        for seed in seeds
+        for seed in range(1 if options.small else options.seeds + 2)
         for dtype in ("fp32", "bf16")
         for r in rungs
-        if r.name in dtypes[dtype] and (seed == 0 or r.name not in ONE_SEED)
+        if r.name in dtypes[dtype] and seed < seeds_of(r, dtype, options.seeds)
     ]
 
 
@@ -90,19 +104,22 @@ def run_all(jobs: list[Job], folder: Path, workers: int, resume: bool) -> list[d
     """Every run, written as it ends; with ``resume`` those already written are read instead."""
     folder.mkdir(parents=True, exist_ok=True)
     todo = [j for j in jobs if not (resume and (folder / f"{j.slug}.json").exists())]
-    begun = time.monotonic()
+    begun, timings = time.monotonic(), folder.parent / "timings.json"
+    spent: dict[str, float] = json.loads(timings.read_text()) if resume and timings.exists() else {}
 
-    def keep(job: Job, result: dict[str, Any]) -> None:
-        (folder / f"{job.slug}.json").write_text(json.dumps(result, sort_keys=True))
+    def keep(job: Job, done: tuple[dict[str, Any], float]) -> None:
+        spent[job.slug] = round(done[1], 1)
+        (folder / f"{job.slug}.json").write_text(json.dumps(done[0], sort_keys=True))
+        timings.write_text(json.dumps(spent, indent=1, sort_keys=True))
         print(f"{time.monotonic() - begun:7.0f} s  {job.slug}", flush=True)
 
     if workers > 1:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for job, result in zip(todo, pool.map(run_job, todo), strict=True):
+            for job, result in zip(todo, pool.map(timed_job, todo), strict=True):
                 keep(job, result)
     else:
         for job in todo:
-            keep(job, run_job(job))
+            keep(job, timed_job(job))
     return [json.loads((folder / f"{j.slug}.json").read_text()) for j in jobs]
 
 

@@ -126,6 +126,13 @@ ONE_SEED = (
 )
 
 
+#: rungs that may crash, and the one they are judged by: five seeds in float32, so that "four of five" can be told
+FIVE_SEEDS = (
+    "identical", "mixed groups", "mixed groups, truncated kept", "stale training, lag 1", "stale training, lag 8",
+    "old of another batch", "rows misordered", "seed without fault", "seed with mixed groups",
+)  # fmt: skip
+
+
 def named(name: str) -> Rung:
     """The rung of that name; KeyError lists the names."""
     for rung in LADDER:

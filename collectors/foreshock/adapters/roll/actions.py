@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from foreshock import Command
+from foreshock.adapters.optimizer import asked_skips, scaled_factor
 from foreshock.adapters.roll.correction import Correction
 from foreshock.adapters.roll.probing import Probe
 from foreshock.adapters.roll.updates import can_step
@@ -66,18 +67,18 @@ class Actions:
         return {"how": "train_step raises at this boundary on every rank"}
 
     def _scale_lr(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        factor = float(arguments.get("factor", 0.5))
-        if not 0 < factor <= 1:
-            raise RefusedError(f"factor must be in (0, 1], not {factor}")
-        self.watch.updates.factor *= factor
+        try:
+            self.watch.updates.factor = scaled_factor(self.watch.updates.factor, arguments)
+        except ValueError as why:
+            raise RefusedError(str(why)) from None
         self.watch.monitor.notice("settings", self.watch.step, lr_factor=self.watch.updates.factor)
         return {"factor": self.watch.updates.factor}
 
     def _skip_update(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        steps = int(arguments.get("steps", 1))
-        if steps < 1:
-            raise RefusedError(f"steps must be at least 1, not {steps}")
-        self.watch.updates.skips += steps
+        try:
+            self.watch.updates.skips += asked_skips(arguments)
+        except ValueError as why:
+            raise RefusedError(str(why)) from None
         return {"updates_to_skip": self.watch.updates.skips}
 
     def _enable(self, arguments: dict[str, Any]) -> dict[str, Any]:

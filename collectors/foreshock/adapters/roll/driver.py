@@ -3,7 +3,8 @@
 Takes the place of `examples/start_rlvr_pipeline.py` (P is a folder) and runs ROLL's own pipeline under a subclass. The
 driver is then the run's controller: it rewinds the loop to a checkpoint's step, sets the IS correction where ROLL
 computes it (the driver, ≥ v0.2.0), tells `group.mixed` from the very groups that are normalised, and hands the rest to
-every worker.
+every worker. With `FORESHOCK_ROLL_ON_POLICY` exact or detached it also puts the rows of a prompt back beside each other
+before they are normalised, which ROLL from 2025-10-29 to 2026-02-04 does not.
 
 ROLL's data schedulers cannot be set back (no version has a call for it): after a rollback the next prompts follow, so
 the batches that preceded the collapse are not repeated. Asynchronous pipelines have rollouts in flight that cannot be
@@ -88,6 +89,8 @@ class Driver:
             mode=os.environ.get("FORESHOCK_MODE", "observe"),
         )
         self.guard = self.monitor.guard
+        self.puts_back = os.environ.get("FORESHOCK_ROLL_ON_POLICY", "").strip().lower() in ("exact", "detached")
+        self._told = False
         self._leave: Exception | None = None
         self._step = 0
         handlers: dict[str, Callable[[Command], Any]] = {"stop": self._stop, "pause": lambda command: None}
@@ -109,6 +112,14 @@ class Driver:
         if leave is not None:
             self._keep_metrics(global_step)
             raise leave
+
+    def put_back_said(self, share: float) -> None:
+        """A line in the run's log, once."""
+        if not self._told:
+            self._told = True
+            text = f"{share:.0%} of the advantage groups held other prompts; rows are put back before they are formed"
+            _log.warning("foreshock: %s", text)
+            self.monitor.notice("note", self._step, text=text)
 
     @guarded()
     def _log(self, global_step: int) -> None:
@@ -185,26 +196,55 @@ def mixed_share(domain_batch: Any, group: int) -> float:
     return float((blocks != blocks[:, :1]).any(-1).any(-1).float().mean())
 
 
-def watch_groups(module: Any, driver: Callable[[], Driver | None]) -> None:
-    """Wraps `reward_postprocess` in the pipeline's module: it is given what will be normalised, in that order."""
-    original = module.reward_postprocess
+def put_back(domain_batch: Any, group: int) -> bool:
+    """Puts the rows of each prompt beside each other, in place; False where they are, or where a prompt lost rows.
 
+    All of a row moves together, and ROLL puts rows in their final order by `prompt_id` after the advantages.
+    """
+    import torch
+
+    prompts_NP = domain_batch.batch["prompts"]
+    _, prompt_N = prompts_NP.unique(dim=0, return_inverse=True)
+    if (torch.bincount(prompt_N) % group).any() or mixed_share(domain_batch, group) == 0:
+        return False
+    domain_batch.reorder(torch.argsort(prompt_N, stable=True))
+    return True
+
+
+def watch_groups(module: Any, driver: Callable[[], Driver | None]) -> None:
+    """Wraps `get_sample_level_mask` and `reward_postprocess` in the pipeline's module.
+
+    They are what reads rows by group; the second is given what will be normalised, in that order.
+    """
+    for name, tells in (("get_sample_level_mask", False), ("reward_postprocess", True)):
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _looked_at(original, driver, tells))
+
+
+def _looked_at(original: Any, driver: Callable[[], Driver | None], tells: bool) -> Any:
     @functools.wraps(original)
     def looked_at(data: Any, pipeline_config: Any, *args: Any, **kwargs: Any) -> Any:
         owner = driver()
         if owner is not None:
-            _report_groups(owner, data, pipeline_config)
+            _look(owner, data, pipeline_config, tells)
         return original(data, pipeline_config, *args, **kwargs)
 
-    module.reward_postprocess = looked_at
+    return looked_at
 
 
-def _report_groups(owner: Driver, data: Any, config: Any) -> None:
+def _look(owner: Driver, data: Any, config: Any, tells: bool) -> None:
     try:
         group = int(config.actor_infer.generating_args.num_return_sequences)
         by_group = config.adv_estimator == "grpo" or getattr(config, "norm_mean_type", None) == "group"
-        if group > 1 and by_group and len(data.batch["prompts"]) % group == 0:
-            owner.monitor.log({"group.mixed": mixed_share(data, group)})
+        if group <= 1 or not by_group or len(data.batch["prompts"]) % group:
+            return
+        found = mixed_share(data, group)
+        if owner.puts_back and put_back(data, group):
+            owner.put_back_said(found)
+            found = mixed_share(data, group)
+        if tells:
+            owner.monitor.log({"group.mixed": found})
     except Exception as error:
         owner.guard.caught("group.mixed", error)
 

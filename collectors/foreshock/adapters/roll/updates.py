@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
+from foreshock.adapters.optimizer import on_instance, scaled
+
 if TYPE_CHECKING:
     from foreshock.adapters.roll.watch import Watch
 
@@ -118,37 +120,3 @@ def can_step(strategy: Any) -> bool:
     """Whether updates are the optimizer's own `step` (DeepSpeed's engine steps by itself)."""
     optimizer = getattr(strategy, "optimizer", None)
     return callable(getattr(optimizer, "step", None)) and not hasattr(getattr(strategy, "model", None), "backward")
-
-
-@contextlib.contextmanager
-def scaled(optimizer: Any, factor: float) -> Iterator[None]:
-    """Learning rates times `factor` for one step; the schedule never sees it."""
-    if factor == 1.0:
-        yield
-        return
-    kept = [(group, group["lr"]) for group in optimizer.param_groups]
-    for group, rate in kept:
-        group["lr"] = rate * factor
-    try:
-        yield
-    finally:
-        for group, rate in kept:
-            group["lr"] = rate
-
-
-@contextlib.contextmanager
-def on_instance(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """Puts `function` on an instance, and what was there back."""
-    if owner is None:
-        yield
-        return
-    had = owner.__dict__.get(name)
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        if owner.__dict__.get(name) is function:
-            if had is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, had)

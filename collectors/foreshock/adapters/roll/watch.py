@@ -121,6 +121,18 @@ class Watch:
         """At the head of one update: the mini-batch is on the device, the states are loaded."""
         self._note_rows(batch)
         self.exact.before_update(batch, self.updates.index)
+        if self.options.refuse and not self.updates.index and not self.exact.cause:
+            self.exact.cause = self._mixed_groups()
+
+    def _mixed_groups(self) -> str:
+        """The cause, where groups were formed across prompts; the same on all ranks. Collective."""
+        try:
+            share = groups.values(self.exchange.gather(self._own_rows()), self.worker.pipeline_config)
+        except Exception as error:
+            self.guard.caught("group.mixed", error)
+            return ""
+        found = share.get("group.mixed", 0.0)
+        return f"{found:.0%} of the advantage groups were formed across prompts" if found > 0 else ""
 
     @guarded()
     def _note_rows(self, batch: Any) -> None:
