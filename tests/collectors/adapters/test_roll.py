@@ -170,6 +170,17 @@ def test_scoring_again_finds_the_fault_that_reuse_hides(make: Make, service: Fak
     assert figures(service, 1)["kl_k2"] > 1e-3
 
 
+def test_groups_formed_across_prompts_are_refused_from_the_yaml_alone(make: Make, service: FakeService) -> None:
+    worker = make(FORESHOCK_ROLL_REFUSE="1")
+    before = table(worker)
+    worker.train_step(rollout(worker, 1, mixed=True))
+    assert torch.equal(before, table(worker))
+    assert "advantage groups were formed across prompts" in service.notices("note")[0].data["text"]
+    worker.train_step(rollout(worker, 2))
+    assert not torch.equal(before, table(worker))
+    assert [frame(service, step).scalars["update.skipped"] for step in (1, 2)] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("mode", ["exact", "detached"])
 def test_exact_trains_with_ratio_one_whatever_rolls_partition_gave(mode: str, make: Make, service: FakeService) -> None:
     worker = make(FORESHOCK_ROLL_ON_POLICY=mode)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreshock.adapters.roll.driver import mixed_share, watch_groups, watched_pipeline
+from foreshock.adapters.roll.driver import mixed_share, put_back, watch_groups, watched_pipeline
 from foreshock.wire import Action, Command
 from tests.fake_service import FakeService
 
@@ -98,7 +98,7 @@ def test_rollback_rewinds_the_loop_and_begins_an_attempt(pipeline: Any, service:
     arguments = {"checkpoint": "/models/checkpoint-1", "step": 1}
     command_at(pipeline, service, 3, Action(kind="rollback", arguments=arguments))
     assert pipeline.run() == "complete"
-    assert pipeline.asked == [("rollback", arguments)]
+    assert pipeline.asked == [("rollback", arguments), ("finish", {"status": "completed"})]
     assert pipeline.trained == pipeline.tracked == [0, 1, 2, 3, 2, 3, 4, 5]
     assert [m["system/step"] for m in pipeline.state.log_history] == [0, 1, 2, 3, 4, 5]
     assert finished(service) == "completed"
@@ -149,6 +149,65 @@ def test_groups_are_read_where_they_are_normalised(pipeline: Any, service: FakeS
     service.wait_for(service.frames)
     assert service.frames()[0].scalars["group.mixed"] == 1.0
     assert module.reward_postprocess(data, config, {}) == "normalised"
+
+
+class Rows(SimpleNamespace):
+    """As DataProto: `reorder` moves every row of every tensor, in place."""
+
+    def reorder(self, indices: torch.Tensor) -> None:
+        self.batch = {name: rows[indices] for name, rows in self.batch.items()}
+
+
+def rows_by_length() -> Rows:
+    """Eight prompts × four answers, sorted by length as ROLL's dynamic batching leaves them."""
+    prompts = torch.arange(8).repeat_interleave(4)[:, None].repeat(1, 3)
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    return Rows(batch={"prompts": prompts[order], "row": order})
+
+
+def test_rows_of_a_prompt_are_put_back_beside_each_other_in_their_order() -> None:
+    data = rows_by_length()
+    before = data.batch["row"].tolist()
+    assert mixed_share(data, 4) == 1.0
+    assert put_back(data, 4)
+    assert mixed_share(data, 4) == 0.0
+    assert (data.batch["row"] // 4 == data.batch["prompts"][:, 0]).all()
+    for prompt in range(8):
+        mine = [row for row in data.batch["row"].tolist() if row // 4 == prompt]
+        assert mine == [row for row in before if row // 4 == prompt]
+    assert not put_back(data, 4)
+
+
+def test_rows_are_left_alone_where_a_prompt_has_lost_some() -> None:
+    data = rows_by_length()
+    data.batch = {name: rows[:-4] for name, rows in data.batch.items()}
+    kept = data.batch["row"].clone()
+    assert not put_back(data, 4)
+    assert torch.equal(kept, data.batch["row"])
+
+
+@pytest.mark.parametrize(("said", "mixed"), [("exact", 0.0), ("observe", 1.0)])
+def test_exact_puts_rows_back_before_groups_are_formed_and_says_so_once(
+    said: str, mixed: float, pipeline: Any, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORESHOCK_ROLL_ON_POLICY", said)
+    made = watched_pipeline(FakePipeline)(pipeline.pipeline_config)
+    seen: list[float] = []
+
+    def reward_postprocess(data: Any, config: Any, running: Any) -> None:
+        seen.append(mixed_share(data, 4))
+
+    module = SimpleNamespace(reward_postprocess=reward_postprocess)
+    watch_groups(module, lambda: made._foreshock)
+    infer = SimpleNamespace(generating_args=SimpleNamespace(num_return_sequences=4))
+    config = SimpleNamespace(adv_estimator="grpo", actor_infer=infer)
+    made.between = lambda step: module.reward_postprocess(rows_by_length(), config, {})
+    made.run()
+    assert seen == [mixed] * 6
+    service.wait_for(lambda: len(service.frames()) == 6)
+    assert {frame.scalars["group.mixed"] for frame in service.frames()} == {mixed}
+    notes = [n.data["text"] for n in service.notices("note")]
+    assert len(notes) == (said == "exact")
 
 
 def test_another_kind_of_class_is_named() -> None:

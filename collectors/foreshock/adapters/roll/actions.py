@@ -39,6 +39,8 @@ class Actions:
         for kind in ("pause", "resume"):
             watch.monitor.on(kind, lambda command: None)
 
+        self._by_kind["finish"] = self._finish  # asked for by the driver's half alone
+
     def engine_log_probs_seen(self) -> None:
         """From now on a correction is possible."""
         self._by_kind |= {"enable_is_correction": self._enable, "disable_is_correction": self._disable}
@@ -65,6 +67,10 @@ class Actions:
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self.watch.stop_reason = str(arguments.get("reason", "by command"))
         return {"how": "train_step raises at this boundary on every rank"}
+
+    def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.watch.monitor.finish(str(arguments.get("status", "completed")))
+        return {}
 
     def _scale_lr(self, arguments: dict[str, Any]) -> dict[str, Any]:
         try:

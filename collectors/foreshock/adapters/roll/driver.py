@@ -64,7 +64,7 @@ def watched_pipeline(base: type) -> type:
                 _log.warning("foreshock: %s", why)
                 return None
             finally:
-                self._foreshock.monitor.finish(status)
+                self._foreshock.finish(status)
 
         def do_checkpoint(self, global_step: int, *args: Any, **kwargs: Any) -> Any:
             result = super().do_checkpoint(global_step, *args, **kwargs)
@@ -102,6 +102,16 @@ class Driver:
                 handlers["rollback"] = self._rollback
         for kind, handler in handlers.items():
             self.monitor.on(kind, handler)
+
+    def finish(self, status: str) -> None:
+        """Ends the run. Workers first, lest a late frame of theirs bring it back; not of a run that failed, whose
+        workers may hang."""
+        if status != "failed" and hasattr(self.pipeline.actor_train, "foreshock_apply"):
+            try:
+                self._ask("finish", {"status": status})
+            except Exception as error:
+                self.guard.caught("finish", error)
+        self.monitor.finish(status)
 
     def boundary(self, global_step: int) -> None:
         """At the end of ROLL's step: its metrics, and the commands that are due. Leaves `run` if one asks for it."""
