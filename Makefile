@@ -33,6 +33,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+docs: setup  ## the docs as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: setup  ## the SDK's and the service's cost, against peers in the same run
 	$(BIN)/python -m benchmarks.sdk.observe
 	$(BIN)/python -m benchmarks.sdk.log

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -70,3 +73,21 @@ def test_the_readme_names_every_room_of_the_tree() -> None:
     readme = (ROOT / "README.md").read_text()
     for room in ("collectors/foreshock", "service/foreshock_service", "lab", "benchmarks", "docs"):
         assert f"({room}" in readme
+
+
+def test_the_site_builds_and_holds_every_page(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        build,
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in ("index.html", "faq.html", "about.html", "rules/index.html", "lab/index.html", "quickstart.zh-CN.html"):
+        said = (tmp_path / page).read_text()
+        assert 'src="http' not in said
+        assert 'rel="stylesheet" href="http' not in said
