@@ -15,7 +15,8 @@ from foreshock.wire.checks import Limits as WireLimits
 from foreshock_service.alerts.base import new_client
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.outbox import Outbox
-from foreshock_service.alerts.registry import configured
+from foreshock_service.alerts.registry import clicks, configured, quiet_hours
+from foreshock_service.alerts.slack_app import SlackApp
 from foreshock_service.api import (
     admin,
     commands,
@@ -28,6 +29,7 @@ from foreshock_service.api import (
     rules,
     runs,
     series,
+    slack,
     upkeep,
 )
 from foreshock_service.api import problems as problem_documents
@@ -67,6 +69,7 @@ ROUTERS = (
     rules.router,
     events.router,
     upkeep.router,
+    slack.router,
     admin.router,
     probes.router,
     page.router,
@@ -116,8 +119,9 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     pack_file = PackFile(settings.rules_path)
     limits = command_limits(settings)
     poster = new_client()
-    channels = configured(settings, poster)
-    alerts = Outbox(channels)
+    channels = configured(settings, store, poster)
+    alerts = Outbox(channels, [name for name, told in channels.items() if told.follows])
+    quiet, clicked, bot = quiet_hours(settings), clicks(settings), channels.get(SlackApp.name)
     ingest_limits = IngestLimits(
         max_items=settings.max_items,
         max_signals_per_frame=settings.max_signals_per_frame,
@@ -145,7 +149,11 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     workers: list[Worker] = [
         writer,
         evaluator,
-        DeliveryWorker(store, channels, digest_over=settings.digest_over),
+        # One a channel: a receiver that stalls holds up nobody else's alerts.
+        *(
+            DeliveryWorker(store, {name: told}, digest_over=settings.digest_over, quiet=quiet, name=f"alerts_{name}")
+            for name, told in channels.items()
+        ),
         Upkeep(store, settings.frames_retention_days, deliveries_days=settings.deliveries_retention_days),
     ]
     channel = None
@@ -166,6 +174,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         limits=limits,
         pack_file=pack_file,
         announce=alerts,
+        slack=slack.SlackRoom(clicked, bot) if clicked is not None and isinstance(bot, SlackApp) else None,
         hub=hub,
         writer=writer,
         wire_limits=WireLimits(

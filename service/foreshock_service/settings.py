@@ -95,6 +95,19 @@ class Settings(BaseSettings):
     slack_webhook_url: SecretStr | None = _setting(
         None, "", "Slack incoming webhook that alerts go to; the URL is a secret. Empty: none."
     )
+    slack_bot_token: SecretStr | None = _setting(
+        None, "", "Bot token (`xoxb-…`) of a Slack app: threads, edits, pictures, buttons. Empty: none."
+    )
+    slack_channel: str = _setting("", "", "Id of the Slack channel that the app posts to, as `C0123456789`.")
+    slack_signing_secret: SecretStr | None = _setting(
+        None, "", "Signing secret of the Slack app; with it, waiting commands get buttons. Empty: no buttons."
+    )
+    slack_users: str = _setting(
+        "",
+        "",
+        "Who may press them: `U0AAA=commands:approve commands:reject; U0BBB@math=operate` (Slack ids; `@project`).",
+    )
+    slack_api_url: str = _setting("https://slack.com/api/", "", "Slack's Web API, for a gateway in front of it.")
     webhook_url: SecretStr | None = _setting(None, "", "URL that alerts are posted to as signed JSON. Empty: none.")
     webhook_secret: SecretStr | None = _setting(
         None, "", "Key of the HMAC-SHA256 that signs what is posted to the webhook; empty: unsigned."
@@ -108,7 +121,12 @@ class Settings(BaseSettings):
     email_from: str = _setting("", "", "Sender of alert mails; needed with a mail server.")
     email_to: str = _setting("", "", "Receivers of alert mails, separated by commas; needed with a mail server.")
     digest_over: int = _setting(
-        10, "1/min", "Alerts a minute and channel; when more wait they leave as one digest.", ge=1, le=1000
+        3, "1/min", "Messages a minute and channel; what is more leaves as one digest a minute.", ge=1, le=1000
+    )
+    quiet_hours: str = _setting(
+        "",
+        "",
+        "When a channel holds back what is not critical: `slack_app=22:00-07:00 Europe/Berlin; email=…`.",
     )
 
     # Limits

@@ -31,6 +31,7 @@ class Alertmanager(Channel):
     """`url` is Alertmanager's base; a user and password in it are sent as basic authentication."""
 
     name = "alertmanager"
+    digest_every_s = 0.0
 
     def __init__(self, client: httpx.Client, url: str, public_url: str = "") -> None:
         super().__init__(client, public_url)
@@ -49,10 +50,13 @@ class Alertmanager(Channel):
         self._post(list(latest.values()))
 
     def _post(self, alerts: list[dict[str, Any]]) -> None:
-        post(self.client, self._url, dump_json(alerts).encode(), {})
+        if alerts:
+            post(self.client, self._url, dump_json(alerts).encode(), {})
 
     def _alerts(self, message: Message, now: float) -> Iterator[dict[str, Any]]:
         payload = message.payload
+        if message.late:
+            return  # it was dead, and a later word on the same incident stands by now
         common = {"run": str(payload.get("run", "")), "project": str(payload.get("run", "")).partition("/")[0]}
         if message.event.startswith("command."):
             for command in payload.get("commands") or ():

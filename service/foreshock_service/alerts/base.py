@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import httpx
 import msgspec
+from sqlalchemy.orm import Session
 
 TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 3600.0
@@ -24,11 +25,12 @@ class ChannelError(Exception):
 
 
 class Later(ChannelError):  # noqa: N818 - part of the sentence "raise Later"
-    """Worth another try."""
+    """Worth another try. `whole_channel`: nothing else would get through now either."""
 
-    def __init__(self, message: str, after_s: float | None = None) -> None:
+    def __init__(self, message: str, after_s: float | None = None, *, whole_channel: bool = False) -> None:
         super().__init__(message)
         self.after_s = after_s
+        self.whole_channel = whole_channel
 
 
 class Never(ChannelError):  # noqa: N818
@@ -42,12 +44,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     event: str
     payload: Mapping[str, Any]
     created_at: float
+    line: str = ""
+    """What it is one of a series about: an incident's id, or a command's that belongs to no incident."""
+    attempt: int = 1
+    late: bool = False
+    """A later alert of the same line has left already: this one was dead and was revived."""
 
 
 class Channel(abc.ABC):
-    """One channel; its subclass is one file and one registry entry. Blocking; called from the delivery worker alone."""
+    """One channel; its subclass is one file and one registry entry. Blocking; called from its delivery worker alone."""
 
     name: ClassVar[str]
+    digest_every_s: ClassVar[float] = 60.0
+    """Least time between two digests: people are not to be flooded, machines (0) do not mind."""
+    batch: ClassVar[int] = 1000
+    """Most alerts in one digest."""
+    follows: ClassVar[bool] = False
+    """Shows the present state of what it told, so it is also told who approved, rejected or acknowledged."""
 
     def __init__(self, client: httpx.Client, public_url: str = "") -> None:
         self.client = client
@@ -61,6 +74,10 @@ class Channel(abc.ABC):
     def send_digest(self, messages: Sequence[Message], now: float) -> None:
         """Sends many as one. Raises Later or Never."""
 
+    def in_thread(self, session: Session, lines: Collection[str]) -> set[str]:
+        """Those lines whose alerts go where one already stands, and so are no new noise. Most channels have none."""
+        return set()
+
     def link(self, payload: Mapping[str, Any]) -> str | None:
         """Where a person sees more, if it is known how people reach the service."""
         return f"{self.public_url}{payload['path']}" if self.public_url and payload.get("path") else None
@@ -71,9 +88,9 @@ def digest_id(messages: Sequence[Message]) -> str:
     return hashlib.sha256("\n".join(sorted(m.delivery_id for m in messages)).encode()).hexdigest()[:32]
 
 
-def new_client() -> httpx.Client:
+def new_client(timeout_s: float = TIMEOUT_S) -> httpx.Client:
     """No redirects (a hook goes only where configured), no proxies or credentials from the environment, ten seconds."""
-    return httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False, headers={"User-Agent": "foreshock"})
+    return httpx.Client(timeout=timeout_s, follow_redirects=False, trust_env=False, headers={"User-Agent": "foreshock"})
 
 
 def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]) -> None:
@@ -83,19 +100,20 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise Never("the configured URL is not valid") from error
     except httpx.HTTPError as error:
-        raise Later(f"no answer ({type(error).__name__})") from error
+        raise Later(f"no answer ({type(error).__name__})", whole_channel=True) from error
     status = answer.status_code
     if 200 <= status < 300:
         return
     if status in (408, 425, 429) or status >= 500:
-        raise Later(f"answered {status}", _retry_after(answer))
+        after_s = retry_after(answer.headers.get("Retry-After"))
+        raise Later(f"answered {status}", after_s, whole_channel=status == 429)
     raise Never(f"answered {status}")
 
 
-def _retry_after(answer: httpx.Response) -> float | None:
-    """Seconds, where the header holds a number; dates are left to the back-off."""
+def retry_after(header: str | None) -> float | None:
+    """Seconds, where the header holds a number, an hour at most; dates are left to the back-off."""
     try:
-        seconds = float(answer.headers.get("Retry-After", ""))
+        seconds = float(header or "")
     except ValueError:
         return None
     return min(seconds, MAX_RETRY_AFTER_S) if seconds >= 0 else None

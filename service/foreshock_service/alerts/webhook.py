@@ -21,6 +21,8 @@ class Webhook(Channel):
     """Body: {delivery_id, event, timestamp, …payload}, or {delivery_id, event: "digest", timestamp, alerts: […]}."""
 
     name = "webhook"
+    digest_every_s = 0.0
+    batch = 200
 
     def __init__(self, client: httpx.Client, url: str, secret: str, public_url: str = "") -> None:
         super().__init__(client, public_url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Path
 from sqlalchemy import bindparam, event, select
@@ -29,6 +29,9 @@ from foreshock_service.store.models import Run
 from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from foreshock_service.api.slack import SlackRoom
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 RUN_PATTERN = r"^[A-Za-z0-9._-]{1,128}/[A-Za-z0-9._-]{1,128}$"
@@ -61,6 +64,8 @@ class Rooms:
     ingest_limits: IngestLimits
     evaluator: Evaluator
     supervisor: Supervisor
+    slack: SlackRoom | None = None
+    """Where clicks in Slack come back to, if an app is set up for them."""
     stopping: bool = False
 
     def ready(self) -> bool:

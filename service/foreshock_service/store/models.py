@@ -18,6 +18,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    FetchedValue,
     Float,
     ForeignKey,
     Index,
@@ -339,11 +340,19 @@ class Delivery(Base):
     """The transactional outbox: at least once, under a stable `delivery_id`."""
 
     __tablename__ = "deliveries"
-    __table_args__ = (Index("ix_deliveries_due", "state", "next_at"), UniqueConstraint("channel", "dedupe_key"))
+    __table_args__ = (
+        Index("ix_deliveries_due", "state", "next_at"),
+        Index("ix_deliveries_line", "channel", "line", "ordinal"),
+        UniqueConstraint("channel", "dedupe_key"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
     incident_id: Mapped[str | None] = mapped_column(String(32))
+    line: Mapped[str | None] = mapped_column(String(32))
+    """An incident's id, or a command's that belongs to none. Of a channel and a line, one leaves after the other."""
+    ordinal: Mapped[int] = mapped_column(BigInteger, server_default=FetchedValue())
+    """The order of writing; of one line also the order of committing, for each change holds its incident's row."""
     channel: Mapped[str] = mapped_column(String(64))
     event: Mapped[str] = mapped_column(String(32))
     dedupe_key: Mapped[str] = mapped_column(String(160))
@@ -356,6 +365,25 @@ class Delivery(Base):
     created_at: Mapped[float]
     sent_at: Mapped[float | None]
     last_error: Mapped[str] = mapped_column(Text, default="")
+    held_at: Mapped[float | None]
+    """Since when quiet hours hold it; it is due at their end."""
+    left_in: Mapped[str | None] = mapped_column(String(32))
+    """How it left: the id of a digest, `thread`, or None for a message of its own."""
+
+
+class AlertThread(Base):
+    """Where a channel shows a line: the head message that is edited, the thread below it."""
+
+    __tablename__ = "alert_threads"
+
+    channel: Mapped[str] = mapped_column(String(64), primary_key=True)
+    line: Mapped[str] = mapped_column(String(32), primary_key=True)
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    conversation: Mapped[str] = mapped_column(String(64))
+    ts: Mapped[str] = mapped_column(String(32))
+    last_delivery: Mapped[str] = mapped_column(String(32))
+    """What was told last: a try that failed half-way does not tell it again."""
+    at: Mapped[float]
 
 
 class Silence(Base):

@@ -20,6 +20,7 @@ from foreshock_service.alerts.base import Later, Message, Never, new_client
 from foreshock_service.alerts.email import Email, EmailConfigError
 from foreshock_service.alerts.registry import configured
 from foreshock_service.settings import Settings
+from foreshock_service.store.engine import Store
 from tests.servers import free_port
 
 NOW = 1_800_000_000.0
@@ -250,9 +251,9 @@ def test_smtps_speaks_tls_from_the_first_byte(serve: Callable[..., Server], cert
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name_without_their_secret(
-    changes: dict[str, str], wrong: str
+    changes: dict[str, str], wrong: str, store: Store
 ) -> None:
     good = {"smtp_url": "smtp://u:s3cret@mail", "email_from": "fs@example.org", "email_to": "ada@example.org"}
     with pytest.raises(EmailConfigError, match=wrong) as refused:
-        configured(Settings(**(good | changes)))  # type: ignore[arg-type]
+        configured(Settings(**(good | changes)), store)  # type: ignore[arg-type]
     assert "s3cret" not in str(refused.value)
