@@ -44,7 +44,8 @@ _EVENT = {
         **documented(),
         200: {
             "description": "Events `run`, `incident` and `command`, each with the JSON of what changed. The first ones "
-            "tell how things stand. A comment at least every few seconds keeps proxies from closing the stream.",
+            "tell how things stand; of an incident resolved or a command over, `gone` is told. A comment at least "
+            "every few seconds keeps proxies from closing the stream.",
             "content": {"text/event-stream": {"schema": _EVENT}},
         },
     },
@@ -80,7 +81,11 @@ async def _changes(rooms: Rooms, project: str | None, run: str | None, for_s: fl
         changed = [(kind, body) for (kind, _), body in now.items() if known.get((kind, str(body["id"]))) != body]
         for kind, body in changed:
             yield b"event: " + kind.encode() + b"\ndata: " + to_json(body) + b"\n\n"
-        if not changed:
+        gone = [(key, body) for key, body in known.items() if key not in now and key[0] != "run"]
+        for (kind, _), body in gone:
+            ended = {"id": body["id"], "run": body["run"], "gone": True}
+            yield b"event: " + kind.encode() + b"\ndata: " + to_json(ended) + b"\n\n"
+        if not changed and not gone:
             yield b": still here\n\n"
         known = now
         left = deadline - loop.time()

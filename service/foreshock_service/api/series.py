@@ -199,17 +199,17 @@ def _present(raw: Sequence[float | None]) -> Column:
 
 
 def _add_bands(session: Session, series: Sequence[dict[str, Any]], window: list[Any]) -> None:
-    """The baselines of the points that are shown, in chunks: the others' are never read."""
+    """The baselines of the points that are shown, in chunks: the others' are never read, and no step's twice."""
+    shown: dict[tuple[int, int], list[tuple[str, dict[str, Any]]]] = {}
     for one in series:
-        by_step = {(p["attempt"], p["step"]): p for p in one["points"]}
-        for chunk in batched(sorted(by_step), BANDS_AT_ONCE):
-            query = select(Point.attempt, Point.step, Point.bands[one["signal"]]).where(
-                *window, Point.step.in_({step for _, step in chunk})
-            )
-            for attempt, step, band in session.execute(query):
-                point = by_step.get((attempt, step))
-                if point is not None:
-                    point["band"] = band
+        for point in one["points"]:
+            point["band"] = None
+            shown.setdefault((point["attempt"], point["step"]), []).append((one["signal"], point))
+    for chunk in batched(sorted({step for _, step in shown}), BANDS_AT_ONCE):
+        query = select(Point.attempt, Point.step, Point.bands).where(*window, Point.step.in_(chunk))
+        for attempt, step, bands in session.connection().execute(query):
+            for signal, point in shown.get((attempt, step), ()):
+                point["band"] = bands.get(signal)
 
 
 def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
