@@ -6,6 +6,8 @@ looks clean, so the evidence is the flush that did not come, and the mismatch th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from pydantic import Field
 
@@ -14,6 +16,8 @@ from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observat
 
 MISMATCH = "mismatch.kl_k3"
 LOG_FLOOR = 1e-9
+ENGINES = 256
+"""Engines of one run that are counted apart."""
 
 
 class Config(BaselineConfig):
@@ -26,11 +30,11 @@ class Config(BaselineConfig):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """The mismatch's baseline, whether the host ever told of a flush, and pushes since the last one."""
+    """The mismatch's baseline, whether the host ever told of a flush, and the pushes to each engine since its last."""
 
     track: Track = FRESH
     flushes: bool = False
-    unflushed: int = 0
+    pushes: Mapping[str, int] = {}
 
 
 class StaleCache:
@@ -47,22 +51,29 @@ class StaleCache:
         """Counts `weights` notices of the engine's side against `flush` notices, in their order."""
         if not isinstance(seen, StepView):
             return state, UNKNOWN
-        flushes, unflushed, told = state.flushes, state.unflushed, False
+        flushes, pushes, told = state.flushes, dict(state.pushes), False
         for notice in seen.notices:
-            kind = notice.get("kind")
+            kind, data = notice.get("kind"), notice.get("data") or {}
+            engine = str(data.get("engine", ""))
             if kind == "flush":
-                flushes, unflushed, told = True, 0, True
-            elif kind == "weights" and (notice.get("data") or {}).get("side") == "engine":
-                unflushed, told = unflushed + 1, True
+                flushes, told = True, True
+                # A host that names the engine on one side only means the one that it has.
+                pushes = {name: n for name, n in pushes.items() if engine and name and name != engine}
+            elif kind == "weights" and data.get("side") == "engine":
+                engine = engine if engine in pushes or len(pushes) < ENGINES else ""
+                pushes[engine], told = pushes.get(engine, 0) + 1, True
+        unflushed = max(pushes.values(), default=0)
         caching = flushes or bool(seen.settings.get("prefix_cache"))
         track, reading = state.track, None
         if caching and MISMATCH in seen.values:
             track, reading = fold_log(track, seen.values[MISMATCH], seen, config, floor=LOG_FLOOR)
-        after = State(track, flushes, unflushed)
+        after = State(track, flushes, pushes)
         if not caching or unflushed < config.unflushed:
             return after, QUIET if told else UNKNOWN
         high = reading is not None and reading.value >= config.negligible and out_of_range(reading, config)
+        late = sum(1 for n in pushes.values() if n >= config.unflushed)
         message = f"{unflushed} pushes of weights since the engine last flushed its cache."
+        message += f" So with {late} engines." if late > 1 else ""
         evidence = [Evidence(signal="weights.version", value=float(unflushed), bound=0.0, sentence=message)]
         if reading is not None:
             sentence = "Out of its range as well." if high else "Still in its range."

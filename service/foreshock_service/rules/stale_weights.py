@@ -17,6 +17,10 @@ from foreshock_service.rules.baseline import FRESH, BaselineConfig, Track, band_
 from foreshock_service.rules.interface import UNKNOWN, Evidence, Observation, RuleConfig, Severity, StepView, Verdict
 
 STALENESS = "staleness.max"
+ENGINES = 256
+"""Engines of one run whose labels and checksums are remembered."""
+UNLABELLED = ("", "default")
+"""What engines call weights that nobody labels."""
 
 
 class Config(BaselineConfig):
@@ -41,6 +45,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     trainer_version: str = ""
     trainer_checksum: str = ""
     trainer_moved: float = -1.0
+    engines: Mapping[str, tuple[str, str]] = {}
+    """Engine → label and checksum that it last told."""
 
 
 class StaleWeights:
@@ -59,6 +65,7 @@ class StaleWeights:
             return state, UNKNOWN
         version, checksum, moved = state.trainer_version, state.trainer_checksum, state.trainer_moved
         findings: list[tuple[Severity, Evidence]] = []
+        engines = dict(state.engines)
         told = False
         for notice in seen.notices:
             if notice.get("kind") != "weights":
@@ -70,11 +77,12 @@ class StaleWeights:
             elif data.get("side") == "engine":
                 told = True
                 findings += _engine(data, version, checksum, moved, config)
+                findings += _against_its_last(data, engines, checksum, moved)
         track, value = state.track, seen.values.get(STALENESS)
         reading = None
         if value is not None:
             track, reading = fold_linear(track, value, seen, config, survives=True)
-        after = State(track, version, checksum, moved)
+        after = State(track, version, checksum, moved, engines)
         if reading is not None:
             told = True
             limit = seen.settings.get("max_staleness")
@@ -132,6 +140,37 @@ def _engine(
         found.append(
             (severity, Evidence(signal="weights.changed_share", value=share, expected=moved, sentence=sentence))
         )
+    return found
+
+
+def _against_its_last(
+    data: Mapping[str, Any], engines: dict[str, tuple[str, str]], trainers: str, moved: float
+) -> list[tuple[Severity, Evidence]]:
+    """Label and checksum of an engine against what it told after its last push, which this one replaces.
+
+    A checksum that is the trainer's proves health, whatever the labels do; a trainer of which nothing moved explains
+    an engine of which nothing moved.
+    """
+    name, label, checksum = str(data.get("engine", "")), str(data.get("version", "")), str(data.get("checksum", ""))
+    pushed = data.get("pushed")
+    found: list[tuple[Severity, Evidence]] = []
+    if not checksum:
+        return found
+    known = engines.get(name)
+    if known is not None or len(engines) < ENGINES:
+        engines[name] = (label, checksum)
+    if checksum == trainers:
+        return found
+    signal = "weights.version"
+    if known is not None and known[1] == checksum and known[0] != label and moved != 0:
+        sentence = f"The engine's label went from {known[0]} to {label} and not one of its tensors moved."
+        found.append(("critical", Evidence(signal=signal, value=None, sentence=sentence)))
+    elif known is not None and known[1] != checksum and known[0] == label and label not in UNLABELLED:
+        sentence = f"The engine's weights moved under the old label {label}: what it samples bears the wrong version."
+        found.append(("warning", Evidence(signal=signal, value=None, sentence=sentence)))
+    elif pushed is not None and label and str(pushed) != label:
+        sentence = f"The engine was pushed version {pushed} and labels it {label}."
+        found.append(("warning", Evidence(signal=signal, value=None, sentence=sentence)))
     return found
 
 

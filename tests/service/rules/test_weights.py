@@ -69,3 +69,47 @@ def test_a_host_that_tells_of_no_flush_is_not_accused() -> None:
 def test_runs_without_notices_are_unknown() -> None:
     assert opened(healthy(30), "stale_weights") == []
     assert opened(healthy(30), "stale_cache") == []
+
+
+def engine(version: str, checksum: str, **data: Any) -> dict[str, Any]:
+    return weights("engine", engine="e", version=version, checksum=checksum, ok=True, **data)
+
+
+def test_a_label_that_moves_while_the_weights_stand_still_is_critical() -> None:
+    (incident,) = opened([step(1, engine("v1", "a")), step(2, engine("v2", "a"))], "stale_weights")
+    assert (incident.opened, incident.severity) == (2, "critical")
+
+
+def test_weights_that_move_under_the_old_label_warn() -> None:
+    (incident,) = opened([step(1, engine("v1", "a")), step(2, engine("v1", "b"))], "stale_weights")
+    assert (incident.opened, incident.severity) == (2, "warning")
+
+
+def test_a_push_that_the_engine_labels_otherwise_warns() -> None:
+    (incident,) = opened([step(1, engine("v1", "a", pushed="v7"))], "stale_weights")
+    assert incident.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [step(1, engine("v1", "a", pushed="v1")), step(2, engine("v2", "b", pushed="v2"))],
+        # The same weights again, and a checksum that is the trainer's own, are what they should be.
+        [step(1, engine("v1", "a")), step(2, engine("v1", "a"))],
+        [step(1, engine("v1", "a")), step(2, weights("trainer", version="v1", checksum="b"), engine("v1", "b"))],
+        # Nobody labels.
+        [step(1, engine("default", "a")), step(2, engine("default", "b"))],
+        # Nothing of the trainer moved either.
+        [step(1, engine("v1", "a")), step(2, weights("trainer", version="v2", changed_share=0.0), engine("v2", "a"))],
+    ],
+)
+def test_what_a_healthy_push_looks_like(views: list[StepView]) -> None:
+    assert opened(views, "stale_weights") == []
+
+
+def test_a_flush_of_one_engine_excuses_no_other() -> None:
+    both = [weights("engine", engine=name, version=1) for name in ("e1", "e2")]
+    flushes = [{"kind": "flush", "data": {"engine": name}} for name in ("e1", "e2")]
+    good = [step(i, *both, *flushes) for i in range(3)]
+    assert opened(good, "stale_cache") == []
+    assert opened([*good, step(3, *both, flushes[0])], "stale_cache")[0].opened == 3

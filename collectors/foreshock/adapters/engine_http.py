@@ -1,0 +1,323 @@
+"""HTTP clients of rollout engines: requests get ids and ask for log-probs on their way out, answers are read back.
+
+Watched are `httpx.Client` and `AsyncClient` (the OpenAI SDK stands on them), `requests.Session`,
+`aiohttp.ClientSession`, and `PlainClient` for a bare URL. Streams are read as they pass with httpx; elsewhere a stream
+is counted as unread.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+import urllib3
+
+from foreshock.adapters.engine_answers import EventStream, Json
+from foreshock.adapters.engine_watch import EngineWatch
+from foreshock.adapters.engine_weights import Digests
+from foreshock.guard import Guard, guarded
+
+ASK_TIMEOUT_S: Final = 120.0
+"""Longest wait for an engine's checksums."""
+_PASSED_ON: Final = ("authorization", "x-api-key")
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way: `body` as it is to be sent (None: as it was), and who reads the answer."""
+
+    body: dict[str, Any] | None
+    answered: Callable[[int, Any], None]
+    """Called with the status and the decoded JSON (or None)."""
+    event: Callable[[Json], None] | None = None
+    """Takes the events of a stream; then `answered(status, None)` ends it."""
+
+
+class Routes(Protocol):
+    """What an engine's adapter knows of its routes."""
+
+    def call(self, engine: str, path: str, query: Mapping[str, str], body: dict[str, Any]) -> Call | None:
+        """The call that this request is, or None where it is nothing to watch. Does not change `body`."""
+
+    def ask(self, get: Callable[[str], Any], post: Callable[[str, Json], Any], digests: bool) -> Any:
+        """(digests, label) of the engine that `get` and `post` speak to."""
+
+
+class PlainClient:
+    """The least client there is, for scripts and tests: `post("/generate", {…})` → (status, decoded JSON)."""
+
+    def __init__(self, url: str, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._pool = urllib3.PoolManager(retries=False, timeout=timeout_s, headers=dict(headers or {}))
+
+    def request(self, method: str, url: str, **kwargs: Any) -> urllib3.BaseHTTPResponse:
+        """One request; `json` is its body."""
+        return self._pool.request(method, url, **kwargs)
+
+    def post(self, path: str, body: Json | None = None) -> tuple[int, Any]:
+        """Status, and the decoded answer (its text where it is no JSON)."""
+        return _read(self.request("POST", self.url + path, json=dict(body or {})))
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """As `post`."""
+        return _read(self.request("GET", self.url + path))
+
+
+def _read(response: urllib3.BaseHTTPResponse) -> tuple[int, Any]:
+    text = response.data.decode("utf-8", "replace")
+    try:
+        return response.status, json.loads(text)
+    except ValueError:
+        return response.status, text
+
+
+class HttpWatch:
+    """Watches one client object. `routes` reads what passes."""
+
+    def __init__(self, watch: EngineWatch, routes: Routes) -> None:
+        self.watch = watch
+        self.guard: Guard = watch.guard
+        self.routes = routes
+        self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def install(self, client: Any) -> None:
+        """Puts the watch on a client's instance. Raises TypeError for one of no known kind."""
+        inner = getattr(client, "_client", None)
+        client = inner if callable(getattr(inner, "send", None)) else client
+        if callable(getattr(client, "send", None)) and callable(getattr(client, "build_request", None)):
+            asynchronous = callable(getattr(client, "aclose", None))
+            self.watch.replace(client, "send", self._around_async_send if asynchronous else self._around_send)
+        elif callable(getattr(client, "_request", None)) and hasattr(client, "ws_connect"):
+            self.watch.replace(client, "_request", self._around_aiohttp)
+        elif callable(getattr(client, "request", None)):
+            self.watch.replace(client, "request", self._around_request)
+        else:
+            raise TypeError(f"neither an engine nor an HTTP client that is known here: {type(client).__name__}")
+
+    def wait(self, timeout_s: float = 30.0) -> bool:
+        """Waits until what was pending has been told; False at the time's end."""
+        return self._idle.wait(timeout_s)
+
+    # --- the clients ---------------------------------------------------------------------------------------------
+
+    def _around_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
+        call, request = self._httpx_call(request) or (None, request)
+        response = original(request, **kwargs)
+        if call is not None:
+            self._httpx_answer(call, response)
+        return response
+
+    async def _around_async_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
+        call, request = self._httpx_call(request) or (None, request)
+        response = await original(request, **kwargs)
+        if call is not None:
+            self._httpx_answer(call, response)
+        return response
+
+    def _around_request(self, original: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
+        call, kwargs = self._keyword_call(method, str(url), kwargs) or (None, kwargs)
+        response = original(method, url, *args, **kwargs)
+        if call is not None:
+            self._answer(call, response, bool(kwargs.get("stream")))
+        return response
+
+    async def _around_aiohttp(self, original: Any, method: str, url: Any, **kwargs: Any) -> Any:
+        build = getattr(getattr(original, "__self__", None), "_build_url", str)
+        whole = build(url)
+        call, kwargs = self._keyword_call(method, str(whole), kwargs) or (None, kwargs)
+        response = await original(method, url, **kwargs)
+        if call is not None:
+            stream = "json" not in str(response.headers.get("Content-Type", ""))
+            if not stream:
+                await response.read()  # kept by the response: the host reads the same bytes again
+            self._answer(call, response, stream)
+        return response
+
+    # --- on the way out ------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, url: str, body: Any, headers: Any) -> Call | None:
+        if method.upper() not in ("POST", "GET") or not (body is None or isinstance(body, Mapping)):
+            return None
+        split = urlsplit(url)
+        origin = f"{split.scheme}://{split.netloc}"
+        if origin not in self.watch.weights:
+            passed = {k: v for k, v in dict(headers or {}).items() if str(k).lower() in _PASSED_ON}
+            ask = _Asker(origin, passed, self.routes)
+            self.watch.engine(origin, ask, self._later)
+        query = dict(parse_qsl(split.query))
+        return self.routes.call(origin, split.path.rstrip("/"), query, dict(body or {}))
+
+    @guarded()
+    def _httpx_call(self, request: Any) -> tuple[Call | None, Any]:
+        raw = request.content if hasattr(request, "_content") else None
+        call = self._call(request.method, str(request.url), _decoded(raw) if raw else None, request.headers)
+        if call is None or call.body is None:
+            return call, request
+        headers = [(k, v) for k, v in request.headers.raw if k.lower() not in (b"content-length", b"transfer-encoding")]
+        amended = type(request)(
+            request.method, request.url, headers=headers, content=json.dumps(call.body).encode(),
+            extensions=request.extensions,
+        )  # fmt: skip
+        return call, amended
+
+    @guarded()
+    def _keyword_call(self, method: str, url: str, kwargs: dict[str, Any]) -> tuple[Call | None, dict[str, Any]]:
+        """Of clients that take `json=`, or JSON as `data=`."""
+        place = "json" if kwargs.get("json") is not None else "data"
+        body = kwargs.get(place)
+        if isinstance(body, str | bytes):
+            body = _decoded(body)
+        params = kwargs.get("params")
+        if isinstance(params, Mapping):
+            url += ("&" if "?" in url else "?") + "&".join(f"{k}={v}" for k, v in params.items())
+        call = self._call(method, url, body, kwargs.get("headers"))
+        if call is None or call.body is None:
+            return call, kwargs
+        given = kwargs.get(place)
+        return call, kwargs | {place: json.dumps(call.body) if isinstance(given, str | bytes) else call.body}
+
+    # --- on the way back -----------------------------------------------------------------------------------------
+
+    @guarded()
+    def _httpx_answer(self, call: Call, response: Any) -> None:
+        if response.is_stream_consumed:
+            self._whole(call, response.status_code, response.content)
+        elif call.event is not None and not response.headers.get("Content-Encoding"):
+            response.stream = _tee(response.stream, self, call, response.status_code)
+        else:
+            self.watch.unread()
+
+    @guarded()
+    def _answer(self, call: Call, response: Any, stream: bool) -> None:
+        status = getattr(response, "status_code", None) or response.status
+        if stream:
+            self.watch.unread()
+            return
+        body = getattr(response, "_body", None) or getattr(response, "content", None) or getattr(response, "data", None)
+        self._whole(call, int(status), body)
+
+    def _whole(self, call: Call, status: int, body: Any) -> None:
+        """An answer that was read in one piece, though it may be a stream's."""
+        answer = _decoded(body)
+        if answer is None and call.event is not None and body:
+            EventStream(call.event).feed(body)
+        call.answered(status, answer)
+
+    @guarded()
+    def take(self, stream: EventStream, piece: bytes) -> None:
+        """A piece of a stream has passed."""
+        stream.feed(piece)
+
+    @guarded()
+    def end(self, call: Call, status: int) -> None:
+        """A stream has ended, or was left."""
+        call.answered(status, None)
+
+    # --- what asks the engine ------------------------------------------------------------------------------------
+
+    def _later(self, work: Callable[[], Any]) -> None:
+        """On a thread, in order: asking waits for the network, and generating must not."""
+        self._idle.clear()
+        self._work.put(work)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._loop, name="foreshock-engine", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception as error:
+                self.guard.caught_in_thread("engine", error)
+            if self._work.empty():
+                self._idle.set()
+
+
+class _Asker:
+    """Asks the engine at `origin` for its digests and label, with the host's own credentials."""
+
+    def __init__(self, origin: str, headers: Mapping[str, str], routes: Routes) -> None:
+        self._client = PlainClient(origin, ASK_TIMEOUT_S, headers)
+        self._routes = routes
+        self._absent: set[str] = set()
+
+    def __call__(self, digests: bool) -> tuple[Digests | None, str | None]:
+        found: tuple[Digests | None, str | None] = self._routes.ask(self._get, self._post, digests)
+        return found
+
+    def _get(self, path: str) -> Any:
+        return self._once(path, lambda: self._client.get(path))
+
+    def _post(self, path: str, body: Json) -> Any:
+        return self._once(path, lambda: self._client.post(path, body))
+
+    def _once(self, path: str, ask: Callable[[], tuple[int, Any]]) -> Any:
+        """The answer, or None; a route that is not there is not asked for again."""
+        if path in self._absent:
+            return None
+        try:
+            status, answer = ask()
+        except urllib3.exceptions.HTTPError:
+            return None
+        if status in (404, 405, 501):
+            self._absent.add(path)
+        return answer if status == 200 else None
+
+
+class _Tee:
+    """A stream of bytes that is read as it passes."""
+
+    def __init__(self, inner: Any, watch: HttpWatch, call: Call, status: int) -> None:
+        self._inner, self._watch, self._call, self._status = inner, watch, call, status
+        assert call.event is not None
+        self._events = EventStream(call.event)
+        self._ended = False
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._watch.end(self._call, self._status)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._inner:
+            self._watch.take(self._events, piece)
+            yield piece
+        self._end()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._inner:
+            self._watch.take(self._events, piece)
+            yield piece
+        self._end()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._end()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        self._end()
+
+
+def _tee(inner: Any, watch: HttpWatch, call: Call, status: int) -> Any:
+    """httpx asks for its own base classes, so they are mixed in where httpx is."""
+    import httpx
+
+    base = httpx.AsyncByteStream if isinstance(inner, httpx.AsyncByteStream) else httpx.SyncByteStream
+    return type("Tee", (_Tee, base), {})(inner, watch, call, status)
+
+
+def _decoded(body: Any) -> Any:
+    try:
+        return json.loads(body) if body else None
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,153 @@
+"""What happens to one rollout engine's weights and cache: pushes, labels, flushes; told once a push has settled.
+
+A push may come in many buckets, before or after its label and its flush. It has settled when the engine is asked for
+the next response: then one notice `weights` tells of it, and one `flush` follows where no response of the old weights
+can be in the cache. Labels prove nothing, so the engine's own checksums are asked for where it has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from foreshock.monitor import Monitor
+
+Digests = Mapping[str, str]
+"""Tensor → digest."""
+Ask = Callable[[bool], tuple[Digests | None, str | None]]
+EMPTY: Final = hashlib.sha256(b"").hexdigest()
+"""Digest of a tensor without bytes: an engine that packed its weights away shows this, moved or not."""
+
+
+class WeightWatch:
+    """One engine. `ask(with_digests)` returns its digests and its label, each None where it does not tell; may raise.
+
+    Digests cost the engine a pass over its weights: they take at most `checksum_share` of the time (0: never asked).
+    `run` carries out what asks the engine, in order: at once, or on a thread where asking would wait for a network.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        engine: str,
+        ask: Ask | None,
+        checksum_share: float = 0.01,
+        run: Callable[[Callable[[], Any]], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self._monitor = monitor
+        self._ask = ask
+        self._share = checksum_share
+        self._run = _at_once if run is None else run
+        self._lock = threading.RLock()
+        self._digests: Digests | None = None
+        self._label: str | None = None
+        self._next_ask_s = 0.0
+        self._updates = 0
+        self._failures: list[str] = []
+        self._pushed: str | None = None
+        self._labelled = False
+        self._dirty = False
+        """The cache may hold states of responses since the last flush."""
+        self._flushed = False
+        """A flush came after the push."""
+
+    def updated(self, ok: bool, *, label: str | None = None, flushed: bool = False, message: str = "") -> None:
+        """A push, or a bucket of one, was answered; `flushed` where the engine emptied its cache with it."""
+        with self._lock:
+            self._updates += 1
+            self._flushed = False
+            if label is not None:
+                self._pushed = label
+            if not ok:
+                self._failures.append(message[:300])
+            elif flushed:
+                self.flushed()
+
+    def labelled(self, label: str) -> None:
+        """The engine was given a version label by itself."""
+        with self._lock:
+            self._pushed, self._labelled = label, True
+
+    def flushed(self) -> None:
+        """The engine emptied its cache."""
+        with self._lock:
+            self._dirty, self._flushed = False, True
+            if not self._updates and not self._labelled:
+                self._monitor.notice("flush", engine=self.engine)
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Something else that happened to the engine: pause, resume, sleep, wake."""
+        self._monitor.notice(kind, engine=self.engine, **data)
+
+    def generating(self) -> None:
+        """A response is about to be asked for: what was pushed has settled."""
+        with self._lock:
+            self.settle()
+            self._dirty = True
+
+    def baseline(self) -> None:
+        """Asks for the digests before any push, so that the first one can be judged."""
+        self._run(self._look)
+
+    def settle(self) -> None:
+        """Tells of the pushes since the last time, if there were any."""
+        with self._lock:
+            if not self._updates and not self._labelled:
+                return
+            data: dict[str, Any] = {"side": "engine", "engine": self.engine, "ok": not self._failures}
+            data["updates"] = self._updates
+            if self._pushed is not None:
+                data["pushed"] = self._pushed
+            if self._failures:
+                data["message"] = self._failures[0]
+            clean = self._flushed or not self._dirty
+            self._updates, self._failures, self._pushed = 0, [], None
+            self._labelled = self._flushed = False
+        self._run(lambda: self._tell(data, clean))
+
+    def _tell(self, data: dict[str, Any], clean: bool) -> None:
+        before, checked = self._digests, self._look()
+        data["version"] = self._label if self._label is not None else str(data.get("pushed", ""))
+        if checked is not None:
+            data["checksum"] = combined(checked)
+            if before:
+                data["changed_share"] = changed_share(before, checked)
+        self._monitor.notice("weights", **data)
+        if clean:
+            self._monitor.notice("flush", engine=self.engine)
+
+    def _look(self) -> Digests | None:
+        """Fresh digests, or None where they are not told or not due; the label with them."""
+        began_s = time.monotonic()
+        due = self._share > 0 and began_s >= self._next_ask_s
+        digests, label = (None, None) if self._ask is None else self._ask(due)
+        self._label = label
+        if due and self._share < 1:
+            now_s = time.monotonic()
+            self._next_ask_s = now_s + (now_s - began_s) / self._share
+        if digests:
+            self._digests = digests
+        return digests or None
+
+
+def _at_once(work: Callable[[], Any]) -> None:
+    work()
+
+
+def combined(digests: Digests) -> str:
+    """One digest of all, in the order of their names."""
+    whole = hashlib.sha256()
+    for name in sorted(digests):
+        whole.update(f"{name}={digests[name]};".encode())
+    return whole.hexdigest()[:16]
+
+
+def changed_share(before: Digests, after: Digests) -> float:
+    """Share of tensors whose digest moved, over those that show any bytes; 0 where none does."""
+    names = [n for n in after if not EMPTY.startswith(after[n]) or not EMPTY.startswith(before.get(n, EMPTY))]
+    return sum(after[name] != before.get(name) for name in names) / len(names) if names else 0.0

@@ -1,0 +1,76 @@
+"""Recorded answers of the real engines, replayed to HTTP clients as a server would give them.
+
+`tests/engines/record.py` recorded those beside this file. More, where FORESHOCK_ENGINE_FIXTURES names a folder (default
+a sibling folder `../shared/fixtures/engines`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+OWN = Path(__file__).with_name("engine_answers")
+OTHERS = Path(
+    os.environ.get("FORESHOCK_ENGINE_FIXTURES", Path(__file__).parents[4] / "shared" / "fixtures" / "engines")
+)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """{url, status, content_type, request, body} of one recorded exchange."""
+    for folder in (OWN, OTHERS):
+        path = folder / f"{name}.json"
+        if path.exists():
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return found
+    raise FileNotFoundError(f"no recorded answer {name} in {OWN} or {OTHERS}")
+
+
+def names(engine: str) -> list[str]:
+    """Recorded exchanges of an engine that hold a URL."""
+    found = {path.stem for folder in (OWN, OTHERS) if folder.is_dir() for path in folder.glob(f"{engine}_*.json")}
+    return sorted(name for name in found if "url" in recorded(name))
+
+
+class Replay:
+    """A server that answers as recorded, and keeps what it was sent: path → recorded name or (status, body)."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.sent: list[tuple[str, Any]] = []
+        self.transport = httpx.MockTransport(self._answer)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(transport=self.transport, base_url="http://engine:1")
+
+    def async_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=self.transport, base_url="http://engine:1")
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        self.sent.append((path, json.loads(request.content) if request.content else None))
+        answer = self.answers[path]
+        if isinstance(answer, str):
+            said = recorded(answer)
+            # In pieces, as a network would deliver a stream.
+            body = said["body"].encode()
+            pieces = [body[n : n + 700] for n in range(0, len(body), 700)]
+            headers = {"Content-Type": said["content_type"]}
+            return httpx.Response(said["status"], headers=headers, stream=_Pieces(pieces))
+        status, body = answer
+        return httpx.Response(status, json=body)
+
+
+class _Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Any:
+        return iter(self.pieces)
+
+    async def __aiter__(self) -> Any:
+        for piece in self.pieces:
+            yield piece
