@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.store.models import SignalName
+from foreshock_service.store.types import packed
 from foreshock_service.store.upsert import insert_new
 
 _KNOWN = select(SignalName.name, SignalName.position).where(SignalName.run_id == bindparam("b_run"))
@@ -24,15 +27,19 @@ class Positions:
         if known is None:
             known = dict(session.connection().execute(_KNOWN, {"b_run": run_id}).all())
         self.known = known
+        self._last: tuple[tuple[str, ...], NDArray[np.intp], list[str]] | None = None
 
-    def row(self, values: Mapping[str, float]) -> tuple[list[float | None], list[str]]:
-        """`values` in their positions (None where missing), and the names left out because the run has its `most`."""
-        left_out = self._add([name for name in values if name not in self.known])
-        row: list[float | None] = [None] * max((self.known.get(name, 0) for name in values), default=0)
-        for name, value in values.items():
-            if name in self.known:
-                row[self.known[name] - 1] = value
-        return row, left_out
+    def row(self, values: Mapping[str, float]) -> tuple[NDArray[np.float64], list[str]]:
+        """`values` in their positions (`types.packed`), and the names left out because the run has its `most`."""
+        names = tuple(values)
+        if self._last is None or self._last[0] != names:
+            left_out = self._add([name for name in names if name not in self.known])
+            kept = [name for name in names if name in self.known]
+            places = np.array([self.known[name] - 1 for name in kept], dtype=np.intp)
+            self._last = (names, places, left_out)
+        names, places, left_out = self._last
+        given = [values[name] for name in names if name in self.known] if left_out else list(values.values())
+        return packed(places, given, int(places.max(initial=-1)) + 1), left_out
 
     def _add(self, names: Collection[str]) -> list[str]:
         fresh = sorted(names)

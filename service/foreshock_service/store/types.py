@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Float, LargeBinary, func, type_coerce
@@ -21,6 +22,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 WIDTH: Final = 8
 MISSING_BITS: Final = 0x7FF4_4653_4D49_5353
+_encode_json = msgspec.json.Encoder().encode
 MISSING: Final = struct.pack("<Q", MISSING_BITS)
 """The one NaN payload that means "missing" on SQLite; a measured NaN is written with the default payload."""
 
@@ -32,6 +34,14 @@ def pack(values: Sequence[float | None]) -> bytes:
         if value is None:
             packed[i * WIDTH : (i + 1) * WIDTH] = MISSING
     return bytes(packed)
+
+
+def packed(places: NDArray[np.intp], values: Sequence[float], width: int) -> NDArray[np.float64]:
+    """A row of `width` with `values` at `places` (from 0), "missing" elsewhere; a measured NaN has the default bits."""
+    row = np.full(width, MISSING_BITS, dtype="<u8").view("<f8")
+    given = np.array(values, dtype="<f8")
+    row[places] = np.where(np.isnan(given), np.nan, given)
+    return row
 
 
 def unpack(packed: bytes) -> list[float | None]:
@@ -87,6 +97,8 @@ class PackedFloats(TypeDecorator[list[Any]]):
     def process_bind_param(self, value: Sequence[float | None] | None, dialect: Dialect) -> Any:
         if value is None:
             return None
+        if isinstance(value, np.ndarray):
+            value = unpack(value.tobytes())
         if dialect.name == "postgresql":
             return [None if v is None else float(v) for v in value]
         return pack(value)
@@ -129,12 +141,16 @@ def clean(text: str) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """JSON in which NaN and infinities are the strings "nan", "inf", "-inf"; what JSON has no word for is its `str`."""
+    """JSON in which NaN and infinities are the strings "nan", "inf", "-inf"; what JSON has no word for is its `str`.
+
+    (Bytes and dates are spelled as msgspec does.)
+    """
     try:
-        # The common case: nothing that must be spelled otherwise. What PostgreSQL cannot store shows as an escape.
-        words = json.dumps(value, allow_nan=False, separators=(",", ":"))
-        if "\\u0000" not in words and "\\ud" not in words:
-            return words
-    except (ValueError, TypeError):
+        # The common case: nothing that must be spelled otherwise. A NaN shows as a null; what PostgreSQL cannot store
+        # shows as an escape, and a lone surrogate raises.
+        words = _encode_json(value)
+        if b"null" not in words and b"\\u0000" not in words:
+            return words.decode()
+    except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"), default=str)

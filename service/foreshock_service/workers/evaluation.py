@@ -10,17 +10,18 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire import Frame
 from foreshock_service.rules.interface import Observation, Outcome, StepView
 from foreshock_service.store import completeness
+from foreshock_service.store.bulk import insert_rows
 from foreshock_service.store.flags import Flag, names
 from foreshock_service.store.models import Attempt, FrameRow, Notice, Point, Step
 from foreshock_service.store.points import Positions
 from foreshock_service.workers.holding import Held
-from foreshock_service.workers.merging import Merged, merge_frames
+from foreshock_service.workers.merging import Merged, merge_steps
 from foreshock_service.workers.rooms import Rooms
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,6 @@ _CONSUME = (
 _EXPECTED = select(Attempt.expected_ranks).where(
     Attempt.run_id == bindparam("b_run"), Attempt.ordinal == bindparam("b_attempt")
 )
-_POINT = insert(Point.__table__)  # type: ignore[arg-type]
 _EVALUATED = (
     update(Step.__table__)  # type: ignore[arg-type]
     .where(
@@ -97,19 +97,24 @@ def evaluate_steps(session: Session, rooms: Rooms, held: Held, steps: Sequence[A
     positions = Positions(session, run.id, most, held.memory.positions)
     held.memory.positions = positions.known
     ranks = _Ranks(session, run.id)
-    for step in steps:
+    points = _Points(session, held, positions)
+    held.quiet_for = None
+    all_rows = [frames[(step.attempt, step.step)] for step in steps]
+    for step, rows, merged in zip(steps, all_rows, merge_steps([_first_claimants(r) for r in all_rows]), strict=True):
         due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
-        notices = [n for n in notices if n not in due]
-        consumed += [n.id for n in due]
+        if due:
+            notices = [n for n in notices if n not in due]
+            consumed += [n.id for n in due]
         _enter(held, step, due)
-        rows = frames[(step.attempt, step.step)]
-        merged = merge_frames(_first_claimants(rows))
         view = _view(held, step, merged, rows, due, ranks)
         outcome = fold(held, view, now)
-        # Before the others look: what judges a step also reads its baselines.
-        _insert_point(session, held, step, merged, view, outcome, positions)
-        follow(session, rooms, held, view, outcome, now, may_command=not Flag(step.flags) & Flag.REPLAYED)
+        points.add(step, merged, view, outcome)
+        if not quiet(session, rooms, held, view, outcome):
+            # Before the others look: what judges a step also reads its baselines.
+            points.write()
+            follow(session, rooms, held, view, outcome, now, may_command=not Flag(step.flags) & Flag.REPLAYED)
         row.attempt, row.step = step.attempt, step.step
+    points.write()
     if consumed:
         session.connection().execute(_CONSUME, {"b_ids": consumed})
     _finish_steps(session, held, steps, now)
@@ -122,17 +127,31 @@ def fold(held: Held, seen: Observation, now: float) -> Outcome:
     return outcome
 
 
+def quiet(session: Session, rooms: Rooms, held: Held, seen: Observation, outcome: Outcome) -> bool:
+    """True where nothing follows from an outcome. One query, and for the further quiet steps of a transaction none:
+
+    the run's row is locked, and whoever writes to a run locks it first.
+    """
+    silent = "silent_run" in outcome.firing and held.run.status == "running"
+    if outcome.findings or silent:
+        held.quiet = False
+    elif held.quiet_for is None or held.quiet_for != seen.attempt:
+        held.quiet = rooms.quiet(session, held.run, seen)
+    held.quiet_for = seen.attempt if held.quiet and isinstance(seen, StepView) else None
+    return held.quiet
+
+
 def follow(
     session: Session, rooms: Rooms, held: Held, seen: Observation, outcome: Outcome, now: float, *, may_command: bool
 ) -> None:
-    """What follows from an outcome: incidents, commands, alerts. One query where there is nothing to do."""
+    """What follows from an outcome that is not quiet: incidents, commands, alerts."""
     run = held.run
     if "silent_run" in outcome.firing and run.status == "running":
         held.change(status="silent")
         held.notify = True
-    held.quiet = not outcome.findings and rooms.quiet(session, run, seen)
-    if held.quiet:
-        return
+        held.quiet = not outcome.findings and rooms.quiet(session, run, seen)
+        if held.quiet:
+            return
     changes = rooms.incidents(session, run, seen, outcome, now)
     commands = rooms.commands(session, run, seen, changes, now, may_command)
     if changes or commands:
@@ -224,16 +243,20 @@ def _view(
     )
 
 
-def _insert_point(
-    session: Session, held: Held, step: Any, merged: Merged, view: StepView, outcome: Outcome, positions: Positions
-) -> None:
-    values, left_out = positions.row(merged.values)
-    if left_out:
-        logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
-    odd = Flag(step.flags) & ~(Flag.LATE | Flag.NON_FINITE)
-    session.connection().execute(
-        _POINT,
-        {
+class _Points:
+    """The rows of the steps evaluated so far, written together."""
+
+    def __init__(self, session: Session, held: Held, positions: Positions) -> None:
+        self._session, self._held, self._positions = session, held, positions
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, step: Any, merged: Merged, view: StepView, outcome: Outcome) -> None:
+        held = self._held
+        values, left_out = self._positions.row(merged.values)
+        if left_out:
+            logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
+        odd = Flag(step.flags) & ~(Flag.LATE | Flag.NON_FINITE)
+        row = {
             "run_id": held.run.id,
             "attempt": step.attempt,
             "step": step.step,
@@ -247,10 +270,14 @@ def _insert_point(
             "segment": held.row.segment,
             "bands": dict(outcome.bands),
             "flag": bool(odd) or view.reported < view.expected,
-        },
-    )
-    if step.attempt == held.run.attempt:
-        held.change(last_step=step.step)
+        }
+        self._rows.append(row)
+        if step.attempt == held.run.attempt:
+            held.change(last_step=step.step)
+
+    def write(self) -> None:
+        insert_rows(self._session, Point, self._rows)
+        self._rows = []
 
 
 def _finish_steps(session: Session, held: Held, steps: Sequence[Any], now: float) -> None:

@@ -23,7 +23,7 @@ from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
-from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow
+from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow, quiet
 from foreshock_service.workers.holding import LeaseLostError, Memories, hold, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
@@ -195,7 +195,9 @@ class Evaluator:
                 return
             seen = tick_of(session, held.run, held.row.step, now)
             held.calibrated = held.run.verdict != "unknown"
-            follow(session, self._rooms, held, seen, fold(held, seen, now), now, may_command=True)
+            outcome = fold(held, seen, now)
+            if not quiet(session, self._rooms, held, seen, outcome):
+                follow(session, self._rooms, held, seen, outcome, now, may_command=True)
             if not held.quiet or held.changed or held.state != held.before or seen.finished:
                 held.row.ticked_at = now
                 save(session, self._rooms, held, self.owner, now, self._lease_s)

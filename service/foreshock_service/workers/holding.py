@@ -120,6 +120,8 @@ class Held:
     calibrated: bool = False
     quiet: bool = False
     """The last observation found nothing open, pending or new."""
+    quiet_for: int | None = None
+    """The attempt for which this transaction has asked and heard that nothing is open or pending."""
     notify: bool = False
     """Incidents, commands or the verdict changed: long-polls must wake after the commit."""
 

@@ -161,14 +161,18 @@ def test_json_spells_what_json_has_no_word_for() -> None:
     )
 
 
+def unpacked(found: tuple[Any, list[str]]) -> tuple[list[float | None], list[str]]:
+    return unpack(found[0].tobytes()), found[1]
+
+
 def test_positions_of_signals_are_append_only_and_bounded(store: Store) -> None:
     run_id = new_run(store)
     with store.write() as session:
         positions = Positions(session, run_id, 3)
-        assert positions.row({"b": 2.0, "a": 1.0}) == ([1.0, 2.0], [])
-        assert positions.row({"d": 4.0, "c": 3.0, "b": 2.0}) == ([None, 2.0, 3.0], ["d"])
+        assert unpacked(positions.row({"b": 2.0, "a": 1.0})) == ([1.0, 2.0], [])
+        assert unpacked(positions.row({"d": 4.0, "c": 3.0, "b": 2.0})) == ([None, 2.0, 3.0], ["d"])
     with store.write() as session:
-        assert Positions(session, run_id, 3).row({"c": 9.0}) == ([None, None, 9.0], [])
+        assert unpacked(Positions(session, run_id, 3).row({"c": 9.0})) == ([None, None, 9.0], [])
         assert {s.name: s.position for s in session.scalars(select(SignalName))} == {"a": 1, "b": 2, "c": 3}
 
 
