@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,6 +19,14 @@ _WORD = re.compile(r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")
 _INT64 = 1 << 63
 _INT32 = 1 << 31
 MAX_TEXT = 64 << 10
+_MOST_KNOWN = 65_536
+_known_names: set[str] = set()
+"""Names that were found valid: every frame of a run brings the same ones."""
+_empty = msgspec.structs.astuple(PairRecord())
+_lists_of = attrgetter(
+    *(n for n, v in zip(PairRecord.__struct_fields__, _empty, strict=True) if isinstance(v, list | bytes))
+)
+_counts_of = attrgetter(*(n for n, v in zip(PairRecord.__struct_fields__, _empty, strict=True) if isinstance(v, int)))
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,9 +87,10 @@ def _frame(frame: Frame, limits: Limits) -> None:
     signals = max(len(frame.scalars), len(frame.missing))
     if signals > limits.signals:
         raise TooLarge(f"{signals} signals in a frame, at most {limits.signals} are taken")
-    for name in (*frame.scalars, *frame.pairs, *frame.missing, *frame.semantics):
-        if not valid_name(name):
-            raise Malformed(f"not a signal name: {name[: MAX_NAME + 1]!r}")
+    if not (_known_names.issuperset(frame.scalars) and _known_names.issuperset(frame.pairs)):
+        _learn_names((*frame.scalars, *frame.pairs))
+    if frame.missing or frame.semantics:
+        _learn_names((*frame.missing, *frame.semantics))
     for reason in frame.missing.values():
         if not _WORD.match(reason):
             raise Malformed(f"not a reason: {reason[:100]!r}")
@@ -93,13 +103,27 @@ def _frame(frame: Frame, limits: Limits) -> None:
             _semantics(said)
 
 
+def _learn_names(names: tuple[str, ...]) -> None:
+    """Raises Malformed for what is no signal name; remembers the others, a bounded number of them."""
+    for name in names:
+        if not valid_name(name):
+            raise Malformed(f"not a signal name: {name[: MAX_NAME + 1]!r}")
+    if len(_known_names) > _MOST_KNOWN:
+        _known_names.clear()
+    _known_names.update(names)
+
+
 def _record(record: PairRecord, limits: Limits) -> None:
-    for name in record.__struct_fields__:
-        value = getattr(record, name)
-        if isinstance(value, list | bytes) and len(value) > limits.sketch:
-            raise TooLarge(f"{name} of {len(value)} entries, at most {limits.sketch} are taken")
-        if isinstance(value, int) and not -_INT64 <= value < _INT64:
-            raise Malformed(f"{name} does not fit 64 bits")
+    if max(map(len, _lists_of(record))) > limits.sketch:
+        raise TooLarge(f"a list of more than {limits.sketch} entries in a pair record")
+    counts = _counts_of(record)
+    if not (min(counts) >= -_INT64 and max(counts) < _INT64):
+        raise Malformed("a count in a pair record does not fit 64 bits")
+    if record.missing:
+        _missing(record)
+
+
+def _missing(record: PairRecord) -> None:
     if len(record.missing) > 256:
         raise TooLarge("more than 256 missing statistics")
     for statistic, reason in record.missing.items():
