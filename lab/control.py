@@ -7,7 +7,7 @@ acknowledgement's detail; what it raises makes the command `failed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,9 @@ class Control:
         """The capabilities: what the job can carry out."""
         return list(self._actions)
 
-    def bind(self, monitor: Monitor) -> None:
-        """Registers a handler for each kind."""
-        for kind in self._actions:
+    def bind(self, monitor: Monitor, kinds: Collection[str] | None = None) -> None:
+        """Registers a handler for each of `kinds`, by default all."""
+        for kind in self._actions if kinds is None else kinds:
             monitor.on(kind, self.carry_out)
 
     def carry_out(self, command: Command) -> Detail:

@@ -44,6 +44,10 @@ class RunConfig:
     mode: str = "observe"
     checkpoints: str = ""
     progress: bool = False
+    resume: str = ""
+    """Checkpoint to go on from, in a new process: a fault of the old one is not there any more."""
+    kinds: str = ""
+    """The commands that the job itself can carry out, by commas; empty: all. A launcher may do the others."""
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Job:
         self.stopping = False
         self.control = Control(self)
         self.history: list[dict[str, float]] = []
-        self._fault = fault_named(config.illness)
+        self._fault = None if config.resume else fault_named(config.illness)
         self._ill_steps = -1
         self._back_to: int | None = None
         self._temporary = None if config.checkpoints else tempfile.TemporaryDirectory(prefix="foreshock-lab-")
@@ -87,9 +91,12 @@ class Job:
     def run(self) -> Result:
         """Trains to the last step, or to a `stop`; closes the monitor either way, as `failed` when an error passes."""
         started = time.process_time()
-        self.control.bind(self.monitor)
+        self.control.bind(self.monitor, kinds_of(self.config))
         try:
-            self.save_checkpoint()
+            if self.config.resume:
+                self._resume(Path(self.config.resume))
+            else:
+                self.save_checkpoint()
             while self.step < self.config.steps and not self.stopping:
                 self.one_step()
         except BaseException:
@@ -142,6 +149,14 @@ class Job:
         self.monitor.checkpoint(str(path), self.step, checkpoints.SCOPE)
         return path
 
+    def _resume(self, path: Path) -> None:
+        """Goes on behind the checkpoint, past the batches that a launcher says to skip."""
+        self.step = checkpoints.restore(self.trainer, path)
+        told = foreshock.resumed()
+        if told is not None:
+            self.trainer.data_position += told.skip_steps
+            self.attempt += told.restarts
+
     def _strike(self) -> None:
         if self._fault is None:
             return
@@ -167,9 +182,14 @@ def run(config: RunConfig, monitor: Monitor | None = None) -> Result:
             "steps": config.steps, "old_source": "same_weights", "clip_range": [0.2, 0.28],
         }  # fmt: skip
         monitor = foreshock.init(
-            run=config.run, config=settings, capabilities=list(CAPABILITIES), mode=config.mode, world=1
+            run=config.run, config=settings, capabilities=kinds_of(config), mode=config.mode, world=1
         )
     return Job(config, monitor).run()
+
+
+def kinds_of(config: RunConfig) -> list[str]:
+    """The capabilities that the job announces."""
+    return config.kinds.split(",") if config.kinds else list(CAPABILITIES)
 
 
 def main() -> None:
@@ -182,6 +202,8 @@ def main() -> None:
     parser.add_argument("--run", default="lab/run", help="project/name under which Foreshock sees it")
     parser.add_argument("--mode", choices=["observe", "approve", "auto"], default="observe")
     parser.add_argument("--checkpoints", default="", help="folder; default: a temporary one, gone at the end")
+    parser.add_argument("--resume", default="", help="checkpoint to go on from")
+    parser.add_argument("--kinds", default="", help="commands that the job itself can do, by commas; default: all")
     parser.add_argument("--out", help="file for the result")
     parser.add_argument("--progress", action="store_true", help="one JSON line a step on standard output")
     options = vars(parser.parse_args())

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foreshock.collector import init
     from foreshock.control.command import Command
+    from foreshock.control.supervised import resumed
     from foreshock.monitor import Monitor
     from foreshock.wire.envelope import Semantics
 
 __version__ = "0.1.0"
-__all__ = ["Command", "Monitor", "Semantics", "__version__", "init"]
+__all__ = ["Command", "Monitor", "Semantics", "__version__", "init", "resumed"]
 
 _HOMES = {
     "Command": "foreshock.control.command",
     "Monitor": "foreshock.monitor",
     "Semantics": "foreshock.wire.envelope",
     "init": "foreshock.collector",
+    "resumed": "foreshock.control.supervised",
 }
 
 

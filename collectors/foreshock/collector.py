@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from foreshock import settings as settings_module
-from foreshock.control.executor import Broadcast
+from foreshock.control.executor import Broadcast, Gather
 from foreshock.frames.identity import discover
 from foreshock.frames.plain import plain
 from foreshock.monitor import Monitor
@@ -28,6 +28,7 @@ def init(
     controller: bool | None = None,
     expected_ranks: Mapping[str, int] | None = None,
     broadcast: Broadcast | None = None,
+    gather: Gather | None = None,
     **settings: Any,
 ) -> Monitor:
     """A monitor of this process's part of a run. Without a `url` (argument or FORESHOCK_URL) it does nothing, cheaply.
@@ -39,7 +40,9 @@ def init(
     receives the commands; by default the driver, or rank 0 of the trainers. `expected_ranks` is role → world size; by
     default this role's world, where it was given or is above 1. A step is complete as soon as all of them reported.
     `broadcast(object)` gives every rank the controller's object; with it all ranks carry out commands together, and
-    it is called at every `end_step` on every rank. `settings`: see `foreshock.settings.Settings`.
+    it is called at every `end_step` on every rank. `gather(object)` gives every rank the list of all ranks' objects;
+    with it a command that one rank objects to (`Monitor.on`) is refused for all. `settings`: see
+    `foreshock.settings.Settings`.
 
     Raises ValueError for a malformed name, kind, mode or setting: at the start of a run, not later.
     """
@@ -58,7 +61,7 @@ def init(
         expected_ranks = {identity.role: identity.world}
     extras = Extras(controller, dict(expected_ranks) if expected_ranks else None)
     consent = Consent(frozenset(capabilities), mode, {} if config is None else as_mapping(config))
-    return Monitor(identity, loaded, extras, consent, broadcast)
+    return Monitor(identity, loaded, extras, consent, broadcast, gather)
 
 
 def as_mapping(config: Any) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from foreshock import lifecycle
 from foreshock.control.command import Command
-from foreshock.control.executor import Broadcast, Executor, Handler
+from foreshock.control.executor import BUILT_IN, Broadcast, Executor, Gather, Handler
+from foreshock.control.relay import Relay
+from foreshock.control.supervised import Launcher
 from foreshock.frames.builder import StepBuilder
 from foreshock.frames.identity import Identity
 from foreshock.frames.plain import plain
@@ -26,6 +28,8 @@ from foreshock.transport.stream import Extras
 from foreshock.wire import commands as wire
 from foreshock.wire.envelope import Semantics
 
+Accepts = Callable[[Mapping[str, Any]], str]
+
 
 class Monitor:
     """Made by `foreshock.init`; every method returns at once and raises nothing of ours.
@@ -35,7 +39,13 @@ class Monitor:
     """
 
     def __init__(
-        self, identity: Identity, settings: Settings, extras: Extras, consent: Consent, broadcast: Broadcast | None
+        self,
+        identity: Identity,
+        settings: Settings,
+        extras: Extras,
+        consent: Consent,
+        broadcast: Broadcast | None,
+        gather: Gather | None = None,
     ) -> None:
         self.identity = identity
         self.settings = settings
@@ -44,7 +54,15 @@ class Monitor:
         """False without a url, and after `finish`: nothing is measured, kept or sent."""
         self._consent = consent
         self._broadcast = broadcast
+        self._gather = gather
         self._handlers: dict[str, Handler] = {}
+        self._accepts: dict[str, Accepts] = {}
+        self._launcher = Launcher.found(extras.controller) if self.enabled else None
+        if self._launcher is not None:
+            # What the host does itself it registers or announces; then it is not the launcher's.
+            for kind in self._launcher.kinds - consent.capabilities:
+                self._handlers[kind] = self._launcher.carry_out
+            self._launcher.tell(run=identity.run, rank=identity.rank)
         self._begin(extras)
         if self.enabled:
             self._process.connect()
@@ -61,8 +79,9 @@ class Monitor:
         self._keeper = self._process.keeper
         self._executor = Executor(
             self._process.inbox, self._handlers, extras.controller, self._broadcast,
-            chosen.pause_limit_s, self._command_finished,
+            chosen.pause_limit_s, self._command_finished, self.objection, self._gather,
         )  # fmt: skip
+        self._relay: Relay | None = None
 
     @property
     def client(self) -> str:
@@ -170,6 +189,8 @@ class Monitor:
         if reward is not None:
             data["reward"] = float(reward)
         self._process.put_notice("checkpoint", data, operator.index(step))
+        if self._launcher is not None and self._extras.controller:
+            self._launcher.tell(checkpoint=data["path"], step=data["step"])
 
     @guarded()
     def notice(self, kind: str, step: int | None = None, **data: Any) -> None:
@@ -188,6 +209,8 @@ class Monitor:
         blocks here until `resume`, `stop` or the limit; KeyboardInterrupt passes.
         """
         self._seal(step)
+        if self._relay is not None:
+            self._hold(self._relay, step)
         # Where ranks meet in `broadcast`, a collector that switched itself off must still come.
         if self._broadcast is not None or len(self._process.inbox) or self._executor.paused:
             self._boundary(step)
@@ -199,17 +222,50 @@ class Monitor:
 
     # --- commands ------------------------------------------------------------------------------------------------
 
-    def on(self, kind: str, handler: Handler) -> None:
+    def on(self, kind: str, handler: Handler, accepts: Accepts | None = None) -> None:
         """Registers what carries out `kind`: called inside `end_step` with a `foreshock.Command`. Announces the kind.
 
         What it returns (None, a text or a mapping) is the acknowledgement's detail; what it raises makes the command
-        `failed` and does not reach the loop. Raises ValueError for an unknown kind.
+        `failed` and does not reach the loop. Raises ValueError for an unknown kind. `accepts(arguments)` says why this
+        rank will not carry it out, "" where it will: where ranks agree first (`gather`, `foreshock.ray`), one
+        objection refuses the command for all.
         """
         if kind not in wire.COMMAND_KINDS:
             raise ValueError(f"unknown command kind {kind!r}; known are {', '.join(wire.COMMAND_KINDS)}")
         self._handlers[kind] = handler
+        if accepts is not None:
+            self._accepts[kind] = accepts
         if self.enabled:
             self._process.tell_kinds()
+
+    def kinds(self) -> set[str]:
+        """The command kinds that this process can carry out: what was announced, and what has a handler."""
+        return self._kinds()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the loop waits inside `end_step` for `resume`."""
+        return self._executor.paused
+
+    def objection(self, command: wire.Command) -> str:
+        """Why this rank will not carry out a command; empty where it will."""
+        for action in command.actions:
+            if action.kind not in self._kinds() and action.kind not in BUILT_IN:
+                return f"{action.kind} was not announced on this rank"
+            accepts = self._accepts.get(action.kind)
+            if accepts is not None:
+                try:
+                    why = accepts(action.arguments)
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"
+                if why:
+                    return str(why)
+        return ""
+
+    def follow(self, relay: Relay) -> None:
+        """Takes commands from `relay` instead of the service (`foreshock.ray`); this process is no controller."""
+        self._relay = relay
+        self._executor.follows = True
 
     @guarded(default=())
     def commands(self) -> Iterator[Command]:
@@ -244,15 +300,18 @@ class Monitor:
 
     def end(self, status: str, detail: Any, timeout_s: float) -> None:
         """`finish` within `timeout_s`; also of a collector that switched itself off."""
+        self._end({"status": str(status)[:64]} | ({"detail": plain(detail)} if detail is not None else {}), timeout_s)
+
+    def _end(self, said: dict[str, Any] | None, timeout_s: float) -> None:
+        """Closes everything; without `said` the run has not ended, only this process's part in it."""
         if not self.enabled:
             return
         try:
             self._executor.refuse_rest("the run has ended")
             self.enabled = False
-            data = {"status": str(status)[:64]} | ({"detail": plain(detail)} if detail is not None else {})
-            self._process.close(data, timeout_s)
+            self._process.close(said, timeout_s)
             if self._keeper is not None:
-                self._keeper.close(timeout_s, crashed=status in ("crashed", "failed"))
+                self._keeper.close(timeout_s, crashed=(said or {}).get("status") in ("crashed", "failed"))
         except Exception as error:
             if self.settings.raise_errors:
                 raise
@@ -292,12 +351,30 @@ class Monitor:
                 self._executor.wait_while_paused(step)
             if due:
                 self._builder.restart_clock(time.monotonic())
+            if self._launcher is not None and self._launcher.leaving:
+                self._leave(self._launcher)
         except HostError as carried:
             raise carried.original from None
         except Exception as error:
             if self.guard.raise_errors:
                 raise
             self.guard.caught("end_step", error)
+
+    def _leave(self, launcher: Launcher) -> None:
+        """Hands in what was measured; then the launcher ends this process, and begins the next one after a rollback."""
+        if launcher.leaving == "stop":
+            self.end("stopped", None, self.settings.finish_s)
+        else:
+            self._end(None, self.settings.finish_s)
+        launcher.leave()
+
+    def _hold(self, relay: Relay, step: int) -> None:
+        try:
+            relay.hold(step)
+        except Exception as error:
+            if self.guard.raise_errors:
+                raise
+            self.guard.caught("hold", error)
 
     def _tell_what_was_odd(self, step: int) -> None:
         """Counts rejected scalars; the first of each kind are told in a notice."""
@@ -325,6 +402,8 @@ class Monitor:
             if self._extras.controller:
                 ack = wire.Ack(state=state, client=self.client, attempt=command.attempt, step=step, detail=detail)
                 self._process.put_ack(command.id, ack)
+            elif self._relay is not None:
+                self._relay.finished(command, state, detail, step)
             elif state != "done":
                 text = f"{command.kind} was {state} on this rank"
                 self._process.put_notice("note", {"text": text, "command": command.id, "detail": detail}, step)

@@ -11,6 +11,7 @@ from foreshock import __version__
 from foreshock.control.acceptance import Acceptance
 from foreshock.control.inbox import Inbox
 from foreshock.control.poller import Poller
+from foreshock.control.supervised import completes
 from foreshock.dumps.keeper import Keeper
 from foreshock.dumps.plan import Place
 from foreshock.frames.builder import SealedStep
@@ -90,8 +91,19 @@ class Process:
                 self.acceptance = Acceptance(me.run, self.client, self.inbox, self.losses, self._kinds, self.put_ack)
                 self.poller = Poller(chosen, me.run, self.client, self.acceptance, self._guard)
             hold_s = boot_s() + STARTED_HOLD_S
+            self._tell_completed()
             self._put(lambda n: self._notice(n, "started", self._started, None, hold_s))
         return self.sender
+
+    def _tell_completed(self) -> None:
+        """Before anything else: the command that this launch carries out, which the service else takes for lost."""
+        done = completes()
+        if done is None:
+            return
+        self.put_notice("attempt", {"reason": "rollback", "command": done["id"]})
+        if self.controller:
+            detail = dict(done.get("detail") or {})
+            self.put_ack(done["id"], Ack(state="done", client=self.client, attempt=done["attempt"], detail=detail))
 
     def put_step(self, sealed: SealedStep) -> None:
         """Queues a sealed step."""
@@ -106,6 +118,10 @@ class Process:
     def put_ack(self, command_id: str, ack: Ack) -> None:
         """Queues the answer to a command behind everything that was sealed before it."""
         self.connect().put_unnumbered(AckItem(self.generation, boot_s(), command_id, ack))
+
+    def saw_step(self) -> None:
+        """Another process of the run ended a step: a new attempt is one again."""
+        self._steps = max(1, self._steps)
 
     def begin_attempt(self, reason: str, command_id: str | None = None) -> bool:
         """Begins a new attempt and tells; does nothing, and returns False, before the present one has a step."""
@@ -136,10 +152,11 @@ class Process:
         if self.poller is not None:
             self.poller.close()
 
-    def close(self, data: dict[str, Any], timeout_s: float) -> None:
-        """Tells the end and closes the sender within `timeout_s`."""
+    def close(self, data: dict[str, Any] | None, timeout_s: float) -> None:
+        """Tells the end, where there is something to tell, and closes the sender within `timeout_s`."""
         self.take_no_more()
-        self.connect().put(lambda n: self._notice(n, "finished", data, None))
+        if data is not None:
+            self.connect().put(lambda n: self._notice(n, "finished", data, None))
         self.connect().close(timeout_s)
 
     def abandon(self) -> None:

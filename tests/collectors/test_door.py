@@ -16,7 +16,7 @@ from foreshock.settings import Settings, load
 
 
 def test_every_exported_name_resolves_and_nothing_else_does() -> None:
-    assert foreshock.__all__ == ["Command", "Monitor", "Semantics", "__version__", "init"]
+    assert foreshock.__all__ == ["Command", "Monitor", "Semantics", "__version__", "init", "resumed"]
     assert dir(foreshock) == sorted(foreshock.__all__)
     for name in foreshock.__all__:
         assert getattr(foreshock, name) is not None

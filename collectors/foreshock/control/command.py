@@ -8,6 +8,7 @@ from typing import Any
 from foreshock.frames.plain import plain
 from foreshock.wire import commands as wire
 
+HANDED_OVER = "handed_over"
 Detail = str | Mapping[str, Any] | None
 
 
@@ -51,6 +52,10 @@ class Command:
     def refused(self, detail: Detail = None) -> None:
         """The host will not do it."""
         self._set("refused", detail)
+
+    def hand_over(self) -> None:
+        """Somebody else carries it out and answers: the launcher, by the next launch."""
+        self.state = self.state or HANDED_OVER
 
     def _set(self, state: str, detail: Detail) -> None:
         if self.state:

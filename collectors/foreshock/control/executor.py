@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from foreshock.control.command import Command, as_detail
+from foreshock.control.command import HANDED_OVER, Command, as_detail
+from foreshock.control.gathering import Answer, decide, refusal
 from foreshock.control.inbox import Inbox, Pending
 from foreshock.guard import HostError
 from foreshock.transport.clock import boot_s
@@ -23,6 +24,7 @@ from foreshock.wire import commands as wire
 _log = getLogger("foreshock")
 Handler = Callable[[Command], Any]
 Broadcast = Callable[[Any], Any]
+Gather = Callable[[Any], list[Any]]
 BUILT_IN = frozenset({"pause", "resume"})
 """Carried out here, before or after the host's own handler if it has one."""
 SLICE_S = 1.0
@@ -40,8 +42,12 @@ class Executor:
         broadcast: Broadcast | None,
         pause_limit_s: float,
         finished: Callable[[wire.Command, str, dict[str, Any], int | None], None],
+        objection: Callable[[wire.Command], str] = lambda command: "",
+        gather: Gather | None = None,
     ) -> None:
         self.handlers = handlers
+        self.follows = False
+        """Somebody else decides and fills the inbox (`Monitor.follow`)."""
         self.in_handler = False
         self.paused = False
         self._inbox = inbox
@@ -49,12 +55,14 @@ class Executor:
         self._broadcast = broadcast
         self._pause_limit_s = pause_limit_s
         self._finished = finished
+        self._objection = objection
+        self._gather = gather
         self._manual: deque[Pending] = deque()
         self._step: int | None = None
 
     def share(self, step: int | None) -> list[Pending]:
         """What is due at this boundary, the same on all ranks; with `broadcast` every rank comes here every time."""
-        due = self._due(step) if self._controller else []
+        due = self._due(step) if self._controller or self.follows else []
         if self._broadcast is None:
             return due
         payload = None
@@ -65,11 +73,30 @@ class Executor:
             received = self._broadcast(payload)
         except Exception as error:
             raise HostError(error) from error
-        if self._controller:
-            return due
-        self.paused = bool(received["paused"])
-        now = boot_s()
-        return [Pending(msgspec.convert(c, wire.Command), now + left) for c, left in received["commands"]]
+        if not self._controller:
+            self.paused = bool(received["paused"])
+            now = boot_s()
+            due = [Pending(msgspec.convert(c, wire.Command), now + left) for c, left in received["commands"]]
+        return self._accepted_by_all(due, step) if self._gather is not None and due else due
+
+    def _accepted_by_all(self, due: list[Pending], step: int | None) -> list[Pending]:
+        """Those that every rank accepts; the controller refuses the others. All ranks come here with the same list."""
+        assert self._gather is not None
+        mine = {pending.command.id: self._objection(pending.command) for pending in due}
+        try:
+            every = self._gather(mine)
+        except Exception as error:
+            raise HostError(error) from error
+        kept = []
+        for pending in due:
+            name = pending.command.id
+            answers = {rank: Answer(objection=str(said.get(name, ""))) for rank, said in enumerate(every)}
+            refused = decide(answers, range(len(every))).refused
+            if not refused:
+                kept.append(pending)
+            elif self._controller:
+                self._finished(pending.command, "refused", refusal(refused), step)
+        return kept
 
     def carry_out(self, due: list[Pending], step: int | None) -> None:
         """Runs handlers, in order; commands without a handler for each of their kinds wait for `commands()`."""
@@ -135,6 +162,8 @@ class Executor:
                     self._finished(command, "done" if ended else "failed", {} if ended else action.detail, step)
                     raise
                 _log.warning("foreshock: the handler of %s failed", action.kind, exc_info=error)
+            if action.state == HANDED_OVER:
+                return
             if action.state != "done":
                 done = [command.actions[i].kind for i in range(index)]
                 self._finished(command, action.state, action.detail | ({"done_before": done} if done else {}), step)

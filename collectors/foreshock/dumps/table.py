@@ -120,7 +120,9 @@ def _per_token(name: str, values: Any, shape: tuple[int, ...], count: int, rows_
 def _array(value: Any) -> Array:
     """As numpy; bfloat16, which numpy has not, by way of float32."""
     if hasattr(value, "numpy"):
-        return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+        wide = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        array: Array = wide.numpy()
+        return array
     return np.asarray(value)
 
 

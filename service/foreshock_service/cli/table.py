@@ -24,6 +24,8 @@ COMMANDS: Final[tuple[Entry, ...]] = (
     Entry("demo", "foreshock_service.cli.demo", "demo", "A real small RL job that would collapse, caught and rescued."),
     Entry("check", "foreshock_service.cli.check", "check", "Judge existing logs: TensorBoard, verl, TRL, W&B …"),
     Entry("doctor", "foreshock_service.cli.doctor", "doctor", "What a training configuration implies, before it runs."),
+    Entry("diagnose", "foreshock_service.cli.diagnose", "diagnose", "Why log-probs disagree, of a run or a dump."),
+    Entry("launch", "foreshock_service.cli.launch", "launch", "Supervise a job: restart it at a checkpoint."),
     Entry("runs", "foreshock_service.cli.runs", "app", "List runs, look at one, change its mode."),
     Entry("incidents", "foreshock_service.cli.incidents", "app", "List, acknowledge and resolve incidents."),
     Entry("commands", "foreshock_service.cli.commands", "app", "List, approve and reject commands."),
