@@ -82,6 +82,8 @@ class Cell:
     signal: str
     now: float | None
     drawing: Markup
+    severity: str
+    """Of the gravest open incident that went by this signal; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +161,28 @@ def _with_curves(session: Session, dialect: str, page: Sequence[Row[Any]]) -> li
     ids = [run.id for run in page]
     places = positions(session, ids, list(LEADING))
     opened: dict[int, list[tuple[str, str]]] = {run_id: [] for run_id in ids}
-    query = select(Incident.run_id, Incident.rule, Incident.severity)
+    accused: dict[tuple[int, str], str] = {}
+    query = select(Incident.run_id, Incident.rule, Incident.severity, Incident.evidence)
     query = query.where(Incident.run_id.in_(ids), Incident.status != "resolved")
-    for run_id, rule, severity in session.execute(query.order_by(Incident.severity, Incident.opened_at)):
+    for run_id, rule, severity, evidence in session.execute(query.order_by(Incident.severity, Incident.opened_at)):
         opened[run_id].append((rule, severity))
+        # The first number is what the rule went by; those after it are there for comparison.
+        leading = next((str(item["signal"]) for item in evidence if "signal" in item), "")
+        accused.setdefault((run_id, leading), severity)
     rows = []
     for run in page:
         past = recent(session, dialect, run.id, places[run.id], CURVE_STEPS)
-        cells = [_cell(signal, past.columns.get(signal, ()), log) for signal, log in LEADING.items()]
+        cells = [_cell(s, past.columns.get(s, ()), log, accused.get((run.id, s), "")) for s, log in LEADING.items()]
         rows.append(RunRow(run, cells, opened[run.id]))
     return rows
 
 
-def _cell(signal: str, values: Sequence[float | None], log: bool) -> Cell | None:
+def _cell(signal: str, values: Sequence[float | None], log: bool, severity: str) -> Cell | None:
     there = [v for v in values if v is not None]
     if not there:
         return None
-    return Cell(signal, there[-1], curve(values, told(signal, values), log=log))
+    words = told(signal, values) + (f", {severity}" if severity else "")
+    return Cell(signal, there[-1], curve(values, words, log=log), severity)
 
 
 def _incidents(session: Session, visitor: Principal) -> list[IncidentBody]:

@@ -16,7 +16,7 @@ from foreshock_service.web import buttons, login
 from foreshock_service.web.charts import MAX_EXTRA
 from foreshock_service.web.fleet import SORTS, VERDICTS, Wanted, read_fleet
 from foreshock_service.web.login import Visitor
-from foreshock_service.web.rendering import FILES, TYPES, as_pages, html
+from foreshock_service.web.rendering import FILES, POLICY, TYPES, as_pages, html
 from foreshock_service.web.run_view import RunView, read_view
 
 router = APIRouter(include_in_schema=False)
@@ -93,7 +93,8 @@ async def static(request: Request, name: str) -> Response:
         raise NotFound("No such file.")
     body, digest = FILES[name]
     cache = FOR_GOOD if request.query_params.get("v") == digest else "no-cache"
-    headers = {"Cache-Control": cache, "ETag": f'"{digest}"'}
+    # A shared worker obeys the policy of its own file, not of the page that began it.
+    headers = {"Cache-Control": cache, "ETag": f'"{digest}"', "Content-Security-Policy": POLICY}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type=TYPES["." + name.rpartition(".")[2]], headers=headers)

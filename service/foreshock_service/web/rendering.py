@@ -60,7 +60,9 @@ _templates.globals |= {"asset": asset}
 
 def html(template: str, visitor: Principal | None, status: int = 200, **values: Any) -> HTMLResponse:
     """The rendered template. `visitor` None: nobody is logged in."""
-    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
+    # Under `no-referrer`, the rule elsewhere, a browser sends its forms with `Origin: null`, which no check can tell
+    # from another site's.
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
     local = visitor is LOOPBACK
     given = {"visitor": visitor, "csrf": visitor.csrf if visitor else "", "local": local, "now": time.time()}
     return HTMLResponse(_templates.get_template(template).render(**(given | values)), status, headers)

@@ -89,7 +89,34 @@
       tables.push([banded.map((p) => p.step), banded.map((p) => place(finite(p.band[2])))]);
     }
     const data = tables.length ? uPlot.join(tables, tables.map(() => [1, 1])) : [[], []];
-    return { data, series, band, odd, log: usable, floor, chosen, names };
+    return { data, series, band, odd, log: usable, floor, chosen, names, range: heights(data, series.length, band, usable) };
+  }
+
+  // The curves decide on the height; a wide baseline may add a third of it, and is cut off beyond.
+  function heights(data, curves, band, log) {
+    const up = log ? Math.log10 : (v) => v;
+    const extent = (columns) => {
+      let [low, high] = [Infinity, -Infinity];
+      for (const column of columns) {
+        for (const value of column) {
+          if (value === null || value === undefined) continue;
+          if (value < low) low = value;
+          if (value > high) high = value;
+        }
+      }
+      return [up(low), up(high)];
+    };
+    let [low, high] = extent(data.slice(1, 1 + curves));
+    if (!Number.isFinite(low)) return log ? [0.1, 1] : [0, 1];
+    const least = log ? 1 : Math.max(Math.abs(high), Math.abs(low)) * 0.04 || 1;
+    const room = Math.max(high - low, least) / 3;
+    if (band) {
+      const [below, above] = extent(data.slice(1 + curves, 3 + curves));
+      [low, high] = [Math.max(low - room, Math.min(low, below)), Math.min(high + room, Math.max(high, above))];
+    }
+    if (high - low < least) [low, high] = [(low + high - least) / 2, (low + high + least) / 2];
+    const pad = 0.06 * (high - low);
+    return log ? [10 ** (low - pad), 10 ** (high + pad)] : [low - pad, high + pad];
   }
 
   // --- One plot
@@ -100,6 +127,7 @@
     return first === last ? [first - 1, last + 1] : [first, last];
   }
 
+  const isPower = (v) => v > 0 && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9;
   const spaced = (step) => String(step).replace(/\B(?=(\d{3})+$)/g, "\u2009");
 
   function options(figure, shape, size) {
@@ -112,6 +140,11 @@
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     const axis = { stroke: colours.faint, grid: { stroke: colours.line, width: 1 }, ticks: { show: false } };
     const font = "11px system-ui, sans-serif";
+    const decades = shape.log ? (_, splits) => {
+      const powers = splits.filter(isPower);
+      const each = Math.ceil(powers.length / 5);
+      return splits.map((v) => (isPower(v) && Math.round(Math.log10(v)) % each === 0 ? v : null));
+    } : undefined;
     return {
       ...size,
       padding: [10, 8, 0, 0],
@@ -125,13 +158,13 @@
       },
       scales: {
         x: { time: false, range: () => bounds() },
-        y: shape.log ? { distr: 3, log: 10 } : { range: { min: { pad: 0.1 }, max: { pad: 0.1 } } },
+        y: { distr: shape.log ? 3 : 1, log: 10, range: () => plots.get(figure)?.shape.range ?? shape.range },
       },
       series: [{}, ...shape.series.map(curve), ...(shape.band ? [edge, edge] : [])],
       bands: shape.band ? [{ series: [shape.series.length + 2, shape.series.length + 1], fill: colours.band }] : [],
       axes: [
         { ...axis, font, size: 26, space: 64, incrs: [1, 2, 5].flatMap((i) => [...Array(12)].map((_, d) => i * 10 ** d)).sort((a, b) => a - b), values: (_, vs) => vs.map(spaced) },
-        { ...axis, font, size: 58, space: 28, values: (_, vs) => vs.map((v) => (v !== null && shape.floor !== null && v <= shape.floor ? "0" : axisNumber(v))) },
+        { ...axis, font, size: 58, space: 28, ...(decades ? { filter: decades, grid: { ...axis.grid, filter: decades } } : {}), values: (_, vs) => vs.map((v) => (v !== null && shape.floor !== null && v <= shape.floor ? "0" : axisNumber(v))) },
       ],
       hooks: {
         drawAxes: [(u) => ForeshockMarks.draw(u, shown(), colours, ["incident"])],

@@ -105,9 +105,10 @@
     const summary = JSON.stringify(rest);
     steps.set(run, { step, summary });
     const place = about || document.querySelector(`[data-run="${CSS.escape(run)}"]`);
-    if (before ? before.summary !== summary : place && place.dataset.state !== `${data.verdict} ${data.status} ${data.attempt}`) {
-      return soon();
-    }
+    if (before && before.summary !== summary) return soon();
+    if (!before && place && place.dataset.state !== `${data.verdict} ${data.status} ${data.attempt}`) return soon();
+    // A new run, unless it is one of those that the filter leaves out: they are all told of at the beginning.
+    if (!before && !place && (!location.search || performance.now() > 4000)) return soon();
     if (before && before.step === step) return;
     const shown = place && place.querySelector("[data-step]");
     if (shown && step !== null) shown.textContent = step;
@@ -173,15 +174,15 @@
   }
 
   async function press(form, button) {
-    button.disabled = true;
+    // Not disabled: that would take the focus away.
+    if (form.dataset.busy) return;
+    form.dataset.busy = "1";
     const label = button.textContent;
     try {
       const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
       const text = await answer.text();
       if (answer.ok) {
         generation += 1;
-        // The button's row may be gone: the focus goes to what is next to it.
-        button.disabled = false;
         show(text, { form: true });
         say(`${label}: done`);
       } else {
@@ -192,7 +193,7 @@
     } catch {
       say("Not done: the service does not answer.");
     } finally {
-      button.disabled = false;
+      delete form.dataset.busy;
     }
   }
 
@@ -262,7 +263,7 @@
     "/": () => (byId("q") || byId("signal"))?.focus(),
     j: () => along(LIST, true),
     k: () => along(LIST, false),
-    n: () => along(".card .actions button:not(:disabled)", true),
+    n: () => along(".card .actions button", true),
     h: () => location.assign("/"),
     t: nextTheme,
     "?": () => help.showModal(),

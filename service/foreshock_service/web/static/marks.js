@@ -12,11 +12,23 @@ window.ForeshockMarks = (() => {
   function incident(u, mark, colours) {
     const { ctx, bbox } = u;
     const left = u.valToPos(mark.from, "x", true);
-    const right = mark.to === null ? bbox.left + bbox.width : u.valToPos(mark.to, "x", true);
-    ctx.fillStyle = mark.severity === "critical" ? colours.shadeCritical : colours.shadeWarning;
-    ctx.fillRect(left, bbox.top, Math.max(right - left, 1), bbox.height);
     ctx.fillStyle = mark.severity === "critical" ? colours.critical : colours.warning;
     ctx.fillRect(left - devicePixelRatio / 2, bbox.top, 1.5 * devicePixelRatio, bbox.height);
+  }
+
+  // Where several incidents are open at once the ground is shaded once: by the gravest.
+  function shade(u, marks, colours) {
+    const { ctx, bbox } = u;
+    const spans = marks.filter((m) => m.mark === "incident").map((m) => ({ ...m, to: m.to ?? u.scales.x.max }));
+    const edges = [...new Set(spans.flatMap((m) => [m.from, m.to]))].sort((a, b) => a - b);
+    for (let i = 0; i + 1 < edges.length; i++) {
+      const [first, last] = [edges[i], edges[i + 1]];
+      const open = spans.filter((m) => m.from <= first && m.to >= last);
+      if (!open.length) continue;
+      ctx.fillStyle = open.some((m) => m.severity === "critical") ? colours.shadeCritical : colours.shadeWarning;
+      const left = Math.round(u.valToPos(first, "x", true));
+      ctx.fillRect(left, bbox.top, Math.round(u.valToPos(last, "x", true)) - left, bbox.height);
+    }
   }
 
   function command(u, mark, colours) {
@@ -63,6 +75,7 @@ window.ForeshockMarks = (() => {
     ctx.rect(bbox.left, bbox.top - 6 * devicePixelRatio, bbox.width, bbox.height + 6 * devicePixelRatio);
     ctx.clip();
     const { min, max } = u.scales.x;
+    if (kinds.includes("incident")) shade(u, marks, colours);
     for (const mark of marks) {
       if (!kinds.includes(mark.mark)) continue;
       const end = mark.mark === "incident" ? (mark.to ?? Infinity) : mark.from;
