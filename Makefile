@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test lint types docs bench latency bench-ingest bench-peers faults lab lab-seed clean
+.PHONY: setup demo test test-engines lint types docs bench latency bench-ingest bench-peers faults lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -25,6 +25,16 @@ demo: setup  ## a real small RL job that collapses, caught and rescued (about th
 
 test: setup  ## everything that runs without a GPU
 	$(BIN)/pytest
+
+test-engines: setup out/engines/.ready  ## both real rollout engines on the CPU: 3.5 GB, ten minutes
+	FORESHOCK_ENGINES=$(CURDIR)/out/engines FORESHOCK_ENGINES_MODEL=$(CURDIR)/out/engines/tiny $(BIN)/pytest tests/engines
+	PYTHONPATH=collectors:. out/engines/bin/python -m benchmarks.hosts.engines sglang --model out/engines/tiny
+	PYTHONPATH=collectors:. out/engines/bin/python -m benchmarks.hosts.engines vllm --model out/engines/tiny
+
+out/engines/.ready: tests/engines/install.sh tests/engines/sglang-cpu.txt
+	PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) tests/engines/install.sh out/engines
+	out/engines/bin/python tests/engines/models.py tiny out/engines/tiny
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .

@@ -86,6 +86,13 @@ class Routes:
                     status == 200, label=None if label is None or status != 200 else str(label), message=str(answer)
                 ),
             )
+        if name == "reset_prefix_cache":
+
+            def reset(status: int, answer: Any) -> None:
+                if status == 200 and not (isinstance(answer, Mapping) and answer.get("success") is False):
+                    weights.flushed()
+
+            return Call(None, reset)
         act = self._acts(engine, name, query, body)
         return None if act is None else Call(None, lambda status, _: act() if status == 200 else None)
 
@@ -107,7 +114,6 @@ class Routes:
 
         acts: dict[str, Callable[[], Any]] = {
             "update_weight_version": lambda: weights.labelled(str(body.get("new_version"))),
-            "reset_prefix_cache": weights.flushed,
             "pause": pause,
             "sleep": sleep,
             "resume": lambda: weights.event("resume"),

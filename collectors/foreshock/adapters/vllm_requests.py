@@ -45,7 +45,8 @@ class Asked:
         self.settings = [settings_of(one or {}) for one in several]
         complete = not isinstance(several[0], Mapping)
         self.meanings = [meaning_of(mode, settings, complete) for settings in self.settings]
-        self.deltas = int(getattr(several[0], "output_kind", 0) or 0) == 1
+        kind = getattr(several[0], "output_kind", 0)
+        self.deltas = getattr(kind, "value", kind) == 1
         """Whether answers hold only what is new (`RequestOutputKind.DELTA`)."""
         self.streamed: dict[int, Choice] = {}
 

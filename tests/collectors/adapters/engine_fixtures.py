@@ -19,20 +19,17 @@ OTHERS = Path(
 )
 
 
-def recorded(name: str) -> dict[str, Any]:
-    """{url, status, content_type, request, body} of one recorded exchange."""
-    for folder in (OWN, OTHERS):
-        path = folder / f"{name}.json"
-        if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return found
-    raise FileNotFoundError(f"no recorded answer {name} in {OWN} or {OTHERS}")
+def recorded(name: str | Path) -> dict[str, Any]:
+    """{url, status, content_type, request, body} of one recorded exchange, of ours by name, of others by path."""
+    path = OWN / f"{name}.json" if isinstance(name, str) else name
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found | {"url": "/" + found["url"].lstrip("/")}
 
 
-def names(engine: str) -> list[str]:
-    """Recorded exchanges of an engine that hold a URL."""
-    found = {path.stem for folder in (OWN, OTHERS) if folder.is_dir() for path in folder.glob(f"{engine}_*.json")}
-    return sorted(name for name in found if "url" in recorded(name))
+def others(engine: str) -> list[Path]:
+    """Further recordings of an engine's answers with log-probs; none where the folder is absent."""
+    found = sorted(OTHERS.glob(f"{engine}_*.json")) if OTHERS.is_dir() else []
+    return [path for path in found if "logprob" in path.read_text(encoding="utf-8")]
 
 
 class Replay:
@@ -53,7 +50,7 @@ class Replay:
         path = request.url.path
         self.sent.append((path, json.loads(request.content) if request.content else None))
         answer = self.answers[path]
-        if isinstance(answer, str):
+        if isinstance(answer, str | Path):
             said = recorded(answer)
             # In pieces, as a network would deliver a stream.
             body = said["body"].encode()
