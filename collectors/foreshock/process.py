@@ -97,7 +97,7 @@ class Process:
 
     def _tell_completed(self) -> None:
         """Before anything else: the command that this launch carries out, which the service else takes for lost."""
-        done = completes()
+        done = completes(self._identity.run)
         if done is None:
             return
         self.put_notice("attempt", {"reason": "rollback", "command": done["id"]})
@@ -179,7 +179,8 @@ class Process:
         return {
             "config": self._consent.config,
             "capabilities": sorted(self._told_kinds),
-            "mode": self._consent.mode,
+            # The controller's word alone: another rank, or an engine's plugin, was told of no mode.
+            "mode": self._consent.mode if self.controller else None,
             "controller": self.controller,
             "world": self._identity.world,
         }

@@ -37,6 +37,12 @@ def test_a_step_arrives_with_all_that_was_said_of_it(service: FakeService, make_
     assert envelope.sdk.startswith("python-")
 
 
+def test_only_the_controller_speaks_of_the_runs_mode(service: FakeService, make_monitor: MakeMonitor) -> None:
+    make_monitor(role="rollout").end_step(1)
+    service.wait_for(lambda: service.notices("started"))
+    assert service.notices("started")[0].data["mode"] is None
+
+
 @pytest.mark.parametrize(("clip", "high"), [((0.2, 0.28), 0), ((0.8, 1.28), 0), ((0.05, 0.05), 6), ((0.9, 1.05), 6)])
 def test_a_clip_range_is_taken_as_bounds_or_as_epsilons(
     clip: tuple[float, float], high: int, service: FakeService, make_monitor: MakeMonitor

@@ -51,7 +51,7 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     words = flat.view(torch.int32) if flat.numel() % 4 == 0 else flat
     total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    for start, piece in enumerate(words.split(PIECE)):
+    for start, piece in enumerate(torch.split(words, PIECE)):
         wide = piece.to(torch.int64)
         place = torch.arange(piece.numel(), device=tensor.device) + start * PIECE
         total += torch.stack([wide.sum(), (wide * (place % 65521 + 1)).sum()])
