@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from sqlalchemy import select
@@ -61,22 +61,9 @@ class SlackApp(Channel):
 
     def send(self, message: Message, now: float) -> None:
         """The head of its line, or a reply below it and the head brought up to date; then the picture."""
-        thread = self._threads.find(message.line)
-        if thread is None:
-            if message.event in FOLLOWED:
-                return  # it was never shown here: nothing has become wrong
-            text, blocks = self._head(message)
-            conversation, ts = self._api.post(self._conversation, text, blocks)
-            self._threads.begin(message.line, conversation, ts, message.delivery_id, now)
-        else:
-            conversation, ts = thread.conversation, thread.ts
-            if thread.last_delivery != message.delivery_id:
-                told = slack_blocks.alert(message, None)
-                self._api.post(conversation, slack_blocks.headline(message), told, thread_ts=ts)
-                self._threads.told(message.line, message.delivery_id, now)
-            self._edit(message.line, conversation, ts, message)
-        if message.event in PICTURED:
-            self._show(message, conversation, ts)
+        place = self._reply(message, now) or self._begin(message, now)
+        if place is not None and message.event in PICTURED:
+            self._show(message, *place)
 
     def send_digest(self, messages: Sequence[Message], now: float) -> None:
         """One list, a line a run; heads that stand already are brought up to date as well as can be."""
@@ -112,6 +99,30 @@ class SlackApp(Channel):
         except ChannelError as error:
             logger.warning("no answer to a click could be given: %s", error)
 
+    def _begin(self, message: Message, now: float) -> tuple[str, str] | None:
+        if message.event in FOLLOWED:
+            return None  # it was never shown here: nothing has become wrong
+        told = self._present(message.line, message) or message
+        blocks = slack_blocks.alert(told, self.link(told.payload), buttons=self._buttons)
+        place = self._api.post(self._conversation, slack_blocks.headline(told), blocks)
+        self._threads.begin(message.line, *place, message.delivery_id, now)
+        return place
+
+    def _reply(self, message: Message, now: float) -> tuple[str, str] | None:
+        thread = self._threads.find(message.line)
+        if thread is None:
+            return None
+        if thread.last_delivery != message.delivery_id:
+            told = slack_blocks.alert(message, None)
+            try:
+                self._api.post(thread.conversation, slack_blocks.headline(message), told, thread_ts=thread.ts)
+            except SlackGone:
+                self._threads.forget(message.line)
+                return None
+            self._threads.told(message.line, message.delivery_id, now)
+        self._edit(message.line, thread.conversation, thread.ts, message)
+        return thread.conversation, thread.ts
+
     def _edit(self, line: str, conversation: str, ts: str, message: Message | None) -> None:
         told = self._present(line, message)
         if told is None:
@@ -121,11 +132,6 @@ class SlackApp(Channel):
             self._api.edit(conversation, ts, slack_blocks.headline(told), blocks)
         except SlackGone:
             self._threads.forget(line)
-
-    def _head(self, message: Message) -> tuple[str, list[dict[str, Any]]]:
-        told = self._present(message.line, message) or message
-        blocks = slack_blocks.alert(told, self.link(told.payload), buttons=self._buttons)
-        return slack_blocks.headline(told), blocks
 
     def _present(self, line: str, message: Message | None) -> Message | None:
         """The line as it stands now in the database; the message as it was where nothing of it is left."""

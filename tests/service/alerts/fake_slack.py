@@ -1,7 +1,7 @@
 """A fake Slack: a real HTTP server with the Web API methods that the channel calls, shaped as docs.slack.dev has them.
 
-It keeps conversations, messages, edits, whispers and files, refuses what Slack's published limits forbid, and can be told
-to rate-limit, refuse, stall or reset. It is not Slack: what Slack does beyond its documentation is not in it.
+It keeps messages, edits, whispers and files, refuses what Slack's published limits forbid, and can be told to
+rate-limit, refuse, stall or reset. It is not Slack: what Slack does beyond its documentation is not in it.
 """
 
 from __future__ import annotations
@@ -82,15 +82,17 @@ class Post:
 
 @dataclass
 class FakeSlack:
-    """`url` is its Web API. `trouble` holds what the next calls meet: a word of Slack's, or a callable on the handler."""
+    """`url` is its Web API. `trouble` is what the next calls meet: a word of Slack's, or a callable on the handler."""
 
     posts: list[Post] = field(default_factory=list)
     whispers: list[dict[str, Any]] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """The words of every message as it was when it was posted, in order."""
     trouble: deque[Any] = field(default_factory=deque)
     refuse: dict[str, Any] = field(default_factory=dict)
-    """Method → the same, for as long as it stands there."""
+    """Method, or `*` for all → the same, for as long as it stands there."""
     _uploads: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +103,12 @@ class FakeSlack:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with slack._lock:
-                    slack._serve(self, body)
+                    trouble = slack._met(self.path)
+                if callable(trouble):
+                    trouble(self)
+                    return
+                with slack._lock:
+                    slack._serve(self, body, trouble)
 
             def log_message(self, *_: Any) -> None: ...
 
@@ -125,7 +132,14 @@ class FakeSlack:
         self.server.server_close()
         self._thread.join()
 
-    def _serve(self, handler: Any, body: bytes) -> None:
+    def _met(self, path: str) -> Any:
+        if path.startswith("/upload/"):
+            return None
+        method = path.removeprefix("/api/")
+        self.calls.append(method)
+        return self.refuse.get("*") or self.refuse.get(method) or (self.trouble.popleft() if self.trouble else None)
+
+    def _serve(self, handler: Any, body: bytes, trouble: str | None) -> None:
         if handler.path.startswith("/upload/"):
             self._uploads[handler.path.rsplit("/", 1)[1]]["data"] = body
             handler.send_response(200)
@@ -134,11 +148,6 @@ class FakeSlack:
             handler.wfile.write(b"OK")
             return
         method = handler.path.removeprefix("/api/")
-        self.calls.append(method)
-        trouble = self.refuse.get(method) or (self.trouble.popleft() if self.trouble else None)
-        if callable(trouble):
-            trouble(handler)
-            return
         if isinstance(trouble, str):
             answer: dict[str, Any] = {"ok": False, "error": trouble}
         elif handler.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -147,13 +156,14 @@ class FakeSlack:
             answer = getattr(self, "_" + method.replace(".", "_"))(_arguments(handler, body))
         _answer(handler, 200, answer)
 
-    def _chat_postMessage(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - Slack's name
+    def _chat_postMessage(self, asked: dict[str, Any]) -> dict[str, Any]:
         if error := self._refusal(asked):
             return {"ok": False, "error": error}
         thread = asked.get("thread_ts")
         if thread and not any(p.ts == thread for p in self.heads):
             return {"ok": False, "error": "thread_not_found"}
         ts = f"{1_700_000_000 + len(self.posts)}.{len(self.posts):06d}"
+        self.told.append(all_text(asked["blocks"]))
         self.posts.append(Post(ts, asked["channel"], asked["text"], asked["blocks"], thread))
         return {"ok": True, "channel": asked["channel"], "ts": ts, "message": {"text": asked["text"]}}
 
@@ -166,16 +176,16 @@ class FakeSlack:
         found[0].text, found[0].blocks, found[0].edits = asked["text"], asked["blocks"], found[0].edits + 1
         return {"ok": True, "channel": asked["channel"], "ts": asked["ts"], "text": asked["text"]}
 
-    def _chat_postEphemeral(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+    def _chat_postEphemeral(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.whispers.append(asked)
         return {"ok": True, "message_ts": "1.0"}
 
-    def _files_getUploadURLExternal(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+    def _files_getUploadURLExternal(self, asked: dict[str, Any]) -> dict[str, Any]:
         file_id = f"F{len(self._uploads)}"
         self._uploads[file_id] = {**asked, "id": file_id}
         return {"ok": True, "upload_url": f"{self.root}/upload/{file_id}", "file_id": file_id}
 
-    def _files_completeUploadExternal(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+    def _files_completeUploadExternal(self, asked: dict[str, Any]) -> dict[str, Any]:
         files = asked["files"] if isinstance(asked["files"], list) else json.loads(asked["files"])
         for file in files:
             kept = self._uploads[file["id"]]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class Sink:
-    """`answers` are the next statuses, then 200; `got` holds (path, headers, body)."""
+    """`answers` are the next statuses, then 200; `got` holds (path, headers, body). `trouble`, while set, answers."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
         self.headers: dict[str, str] = {}
+        self.trouble: Callable[[BaseHTTPRequestHandler], None] | None = None
         self.got: list[tuple[str, dict[str, str], bytes]] = []
         sink = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if sink.trouble is not None:
+                    sink.trouble(self)
+                    return
                 sink.got.append((self.path, dict(self.headers), body))
                 self.send_response(sink.answers.pop(0) if sink.answers else 200)
                 for name, value in sink.headers.items():
