@@ -9,14 +9,15 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from foreshock import lifecycle
 from foreshock.control.command import Command
-from foreshock.control.executor import BUILT_IN, Broadcast, Executor, Gather, Handler
+from foreshock.control.executor import Broadcast, Executor, Gather, Handler
 from foreshock.control.relay import Relay
 from foreshock.control.supervised import Launcher
+from foreshock.control.willing import Accepts, Willing
 from foreshock.frames.builder import StepBuilder
 from foreshock.frames.identity import Identity
 from foreshock.frames.plain import plain
@@ -27,8 +28,6 @@ from foreshock.transport.losses import Losses
 from foreshock.transport.stream import Extras
 from foreshock.wire import commands as wire
 from foreshock.wire.envelope import Semantics
-
-Accepts = Callable[[Mapping[str, Any]], str]
 
 
 class Monitor:
@@ -56,7 +55,7 @@ class Monitor:
         self._broadcast = broadcast
         self._gather = gather
         self._handlers: dict[str, Handler] = {}
-        self._accepts: dict[str, Accepts] = {}
+        self.willing = Willing(self.kinds)
         self._launcher = Launcher.found(extras.controller) if self.enabled else None
         if self._launcher is not None:
             # What the host does itself it registers or announces; then it is not the launcher's.
@@ -75,11 +74,11 @@ class Monitor:
         self._asked_attempt: str | None = None
         self._rejections = 0
         self._builder = StepBuilder(chosen.max_signals, chosen.max_lag, chosen.evidence)
-        self._process = Process(self.identity, chosen, extras, self._consent, self.guard, self._kinds)
+        self._process = Process(self.identity, chosen, extras, self._consent, self.guard, self.kinds)
         self._keeper = self._process.keeper
         self._executor = Executor(
             self._process.inbox, self._handlers, extras.controller, self._broadcast,
-            chosen.pause_limit_s, self._command_finished, self.objection, self._gather,
+            chosen.pause_limit_s, self._command_finished, self.willing.objection, self._gather,
         )  # fmt: skip
         self._relay: Relay | None = None
 
@@ -234,33 +233,14 @@ class Monitor:
             raise ValueError(f"unknown command kind {kind!r}; known are {', '.join(wire.COMMAND_KINDS)}")
         self._handlers[kind] = handler
         if accepts is not None:
-            self._accepts[kind] = accepts
+            self.willing.asks[kind] = accepts
         if self.enabled:
             self._process.tell_kinds()
-
-    def kinds(self) -> set[str]:
-        """The command kinds that this process can carry out: what was announced, and what has a handler."""
-        return self._kinds()
 
     @property
     def paused(self) -> bool:
         """Whether the loop waits inside `end_step` for `resume`."""
         return self._executor.paused
-
-    def objection(self, command: wire.Command) -> str:
-        """Why this rank will not carry out a command; empty where it will."""
-        for action in command.actions:
-            if action.kind not in self._kinds() and action.kind not in BUILT_IN:
-                return f"{action.kind} was not announced on this rank"
-            accepts = self._accepts.get(action.kind)
-            if accepts is not None:
-                try:
-                    why = accepts(action.arguments)
-                except Exception as error:
-                    why = f"{type(error).__name__}: {error}"
-                if why:
-                    return str(why)
-        return ""
 
     def follow(self, relay: Relay) -> None:
         """Takes commands from `relay` instead of the service (`foreshock.ray`); this process is no controller."""
@@ -387,8 +367,8 @@ class Monitor:
         if texts:
             self._process.put_notice("note", {"text": plain("; ".join(texts))}, step)
 
-    def _kinds(self) -> set[str]:
-        """What can be carried out: what was announced, and what has a handler."""
+    def kinds(self) -> set[str]:
+        """The command kinds that this process can carry out: what was announced, and what has a handler."""
         return set(self._consent.capabilities) | set(self._handlers)
 
     def _begin_attempt(self, reason: str, command_id: str | None) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from foreshock.control.command import HANDED_OVER, Command, as_detail
 from foreshock.control.gathering import Answer, decide, refusal
 from foreshock.control.inbox import Inbox, Pending
+from foreshock.control.willing import BUILT_IN
 from foreshock.guard import HostError
 from foreshock.transport.clock import boot_s
 from foreshock.wire import commands as wire
@@ -25,8 +26,6 @@ _log = getLogger("foreshock")
 Handler = Callable[[Command], Any]
 Broadcast = Callable[[Any], Any]
 Gather = Callable[[Any], list[Any]]
-BUILT_IN = frozenset({"pause", "resume"})
-"""Carried out here, before or after the host's own handler if it has one."""
 SLICE_S = 1.0
 """A paused controller looks up at least this often; with `broadcast` each time all ranks meet."""
 

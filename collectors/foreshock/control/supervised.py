@@ -26,7 +26,7 @@ RESUME_STEP: Final = "FORESHOCK_RESUME_STEP"
 SKIP_STEPS: Final = "FORESHOCK_SKIP_STEPS"
 RESTARTS: Final = "FORESHOCK_RESTARTS"
 COMPLETES: Final = "FORESHOCK_COMPLETES"
-"""JSON {id, attempt, detail} of the command that this launch carries out."""
+"""JSON {id, run, attempt, detail} of the command that this launch carries out."""
 ANSWER_S: Final = 2.0
 """Longest wait for the launcher's answer."""
 
@@ -51,12 +51,13 @@ def resumed(environment: Mapping[str, str] | None = None) -> Resumed | None:
     )
 
 
-def completes(environment: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """The command that this launch carries out: {id, attempt, detail}."""
+def completes(run: str, environment: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """The command of `run` that this launch carries out: {id, attempt, detail}."""
     given = os.environ if environment is None else environment
     try:
         found = json.loads(given.get(COMPLETES, ""))
-        return found if isinstance(found["id"], str) and isinstance(found["attempt"], int) else None
+        ours = found.get("run") in (None, "", run)
+        return found if ours and isinstance(found["id"], str) and isinstance(found["attempt"], int) else None
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -121,7 +121,7 @@ class Member:
             self._settle(message["go"], message)
 
     def _asked(self, command: wire.Command, left_s: float) -> None:
-        objection = self._monitor.objection(command)
+        objection = self._monitor.willing.objection(command)
         with self._decided:
             if not objection and self._monitor._process.inbox.claim(command.id):
                 self._promised = Pending(command, boot_s() + left_s)

@@ -57,7 +57,7 @@ class Plan:
     def hear(self, message: Mapping[str, Any]) -> None:
         """What the job tells: its run, its checkpoints."""
         if isinstance(message.get("run"), str):
-            self.run = message["run"]
+            self.run = self.run or message["run"]
         path, step = message.get("checkpoint"), message.get("step")
         if isinstance(path, str) and path:
             self._known = [c for c in self._known if c.path != path]
@@ -134,7 +134,7 @@ class Plan:
                 told[supervised.RESUME_STEP] = str(self.checkpoint.step)
         if self.command is not None and self.checkpoint is not None:
             detail = {"checkpoint": self.checkpoint.path, "by": "foreshock launch", "restarts": self.restarts}
-            about = {"id": self.command["id"], "attempt": self.command["attempt"], "detail": detail}
+            about = {"id": self.command["id"], "run": self.run, "attempt": self.command["attempt"], "detail": detail}
             told[supervised.COMPLETES] = json.dumps(about)
         self.command = None
         ours = (supervised.RESUME_FROM, supervised.RESUME_STEP, supervised.SKIP_STEPS, supervised.COMPLETES)

@@ -360,12 +360,12 @@ def test_only_what_the_live_worker_can_do_is_announced(make: Make) -> None:
             self.strategy.model.backward = lambda loss: None  # as DeepSpeed's engine, which steps by itself
             self.strategy.load_checkpoint = None
 
-    kinds = make(Engine)._foreshock.monitor._kinds()
+    kinds = make(Engine)._foreshock.monitor.kinds()
     assert kinds == {"pause", "resume", "stop"}
     full = make()
-    assert full._foreshock.monitor._kinds() == {"pause", "resume", "stop", "scale_lr", "skip_update", "rollback"}
+    assert full._foreshock.monitor.kinds() == {"pause", "resume", "stop", "scale_lr", "skip_update", "rollback"}
     full.train_step(rollout(full, 1))
-    assert full._foreshock.monitor._kinds() >= {"enable_is_correction", "disable_is_correction"}
+    assert full._foreshock.monitor.kinds() >= {"enable_is_correction", "disable_is_correction"}
 
 
 def test_a_failure_of_ours_never_reaches_roll(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
