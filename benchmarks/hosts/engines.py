@@ -5,7 +5,7 @@
 Run by the engines' own Python (tests/engines/install.sh) with PYTHONPATH=collectors. The trainer is transformers'
 teacher-forced forward of the same weights in float32; Δ = trainer − engine. Each case says what the two sides mean,
 and whether Foreshock, told the truth, compares them. `throughput` alternates generations with and without the watch on
-one engine. Prints one JSON object.
+one engine. Prints one JSON object, and the cases as a Markdown table.
 """
 
 from __future__ import annotations
@@ -258,6 +258,19 @@ def throughput(engine: Any, prompts: Sequence[Sequence[int]], length: int, runs:
     return found
 
 
+def table(cases: Mapping[str, Mapping[str, Any]]) -> str:
+    """The cases as they stand on the hosts' pages."""
+    lines = [
+        "| case | mean abs Δ | k1 | k3 | outside [0.8, 1.2] | token ESS | Foreshock |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, case in cases.items():
+        said = "compares" if not case["differ"] else f"`semantics_differ`: {', '.join(case['differ'])}"
+        figures = f"{case['abs_mean']:.1e} | {case['kl_k1']:+.1e} | {case['kl_k3']:.1e}"
+        lines.append(f"| {name} | {figures} | {case['outside']:.1%} | {case['ess_token']:.4f} | {said} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("engine", choices=("sglang", "vllm"))
@@ -287,6 +300,8 @@ def main() -> int:
         assert monitor.guard.errors == 0, f"{monitor.guard.errors} errors of our own"
         monitor.finish()
     print(json.dumps({"engine": options.engine, options.only: found}))
+    if options.only != "throughput":
+        print(table(found))
     sys.stdout.flush()
     os._exit(0)  # engines leave threads and children that nothing ends otherwise
 
