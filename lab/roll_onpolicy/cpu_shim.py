@@ -99,6 +99,30 @@ def _install_copies() -> None:
     torch.Tensor.pin_memory = lambda self, *args: self.detach().clone()  # type: ignore[method-assign]
 
 
+def _install_checkpoints() -> None:
+    """What saving and loading a checkpoint calls beyond training.
+
+    Megatron-core 0.13 calls ``numpy.product``, a name that NumPy 2 has dropped; ROLL empties the pinned-memory cache,
+    which a CPU build has not; and PyTorch's Adam, which stands where Apex or Transformer Engine would, keeps a ``step``
+    a tensor: ``load_state_dict`` has set it by the time the shards are copied, which hold none.
+    """
+    import numpy
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    if not hasattr(numpy, "product"):
+        numpy.product = numpy.prod
+    if not hasattr(torch._C, "_host_emptyCache"):
+        torch._C._host_emptyCache = lambda: None
+    original = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def copied(self: Any, model_param: Any, tensors: dict[str, Any]) -> Any:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        return original(self, model_param, {"step": state["step"]} | tensors if "step" in state else tensors)
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = copied
+
+
 class _Memory:
     """Reports no device memory: ROLL logs it around every phase."""
 
@@ -123,6 +147,8 @@ def _install_platform(platform: Any, extra: dict[str, Any]) -> None:
         "reset_peak_memory_stats": lambda *args: None,
         "reset_max_memory_allocated": lambda *args: None,
         "reset_max_memory_cached": lambda *args: None,
+        "get_rng_state": lambda *args: torch.get_rng_state(),
+        "set_rng_state": lambda state, *args: torch.set_rng_state(state),
     }
     for name, answer in (answers | extra).items():
         setattr(type(platform), name, staticmethod(answer))
@@ -134,6 +160,7 @@ def install() -> None:
     _install_rng()
     _install_type_names()
     _install_copies()
+    _install_checkpoints()
 
 
 def install_platforms() -> None:

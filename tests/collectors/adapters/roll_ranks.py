@@ -1,7 +1,8 @@
 """The watched worker on ROLL's own strategy, one process a rank: run by torchrun from `test_roll_real.py`.
 
 The lab's harness (`lab.roll_onpolicy.megatron_worker`) builds ROLL's real worker on a CPU; here its class is the
-watched one. `--plan` is JSON, {step: [action, …]}: applied on every rank before a step, as the driver's half would.
+watched one. `--plan` is JSON, {step: [action, …]}: applied on every rank before a step, as the driver's half would; the kind `save`
+is ROLL's own `do_checkpoint`, and a `rollback` names the step that was saved.
 Writes what each step did, and a digest of parameters, moments and schedule around it.
 """
 
@@ -77,12 +78,15 @@ def main() -> None:
         harness.tiny_checkpoint(folder)
         worker = harness.real_worker(options, folder)
         worker.pipeline_config.actor_infer.strategy_args = argparse.Namespace(strategy_name="sglang")
+        worker.pipeline_config.output_dir = str(Path(options.out).parent / "output")
+        worker.worker_config.checkpoint_config = {"async_upload": False}
+        worker.strategy.checkpoint_manager = argparse.Namespace(upload=lambda **kwargs: None)
         worker._foreshock = attach(worker)
         assert (worker._foreshock is not None) == bool(os.environ.get("FORESHOCK_URL"))
         step = Step(worker, options, mine)
         lines = []
         for index in range(options.steps):
-            answers = [worker.foreshock_apply(a["kind"], a.get("arguments", {})) for a in plan.get(str(index), [])]
+            answers = [act(worker, a["kind"], a.get("arguments", {})) for a in plan.get(str(index), [])]
             before = digest(worker)
             line = step.run(index)
             lines.append(line | {"answers": answers, "before_digest": before, "after_digest": digest(worker)})
@@ -92,6 +96,17 @@ def main() -> None:
         Path(options.out).write_text(json.dumps({"steps": lines, "errors": errors(worker)}, indent=1, default=str))
     torch.distributed.barrier()
     os._exit(0)  # gloo and Ray threads keep a CPU-only process alive
+
+
+def act(worker: Any, kind: str, arguments: dict[str, Any]) -> Any:
+    from foreshock.adapters.roll.scalars import checkpoint_path
+
+    if kind == "save":
+        worker.do_checkpoint(arguments["step"])
+        return "saved", checkpoint_path(worker, arguments["step"])
+    if kind == "rollback":
+        arguments = arguments | {"checkpoint": checkpoint_path(worker, arguments["step"])}
+    return worker.foreshock_apply(kind, arguments)
 
 
 def with_shared_prompts(draw: Any) -> Any:

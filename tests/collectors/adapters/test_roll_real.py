@@ -153,3 +153,18 @@ def test_where_old_is_reused_ranks_that_hold_other_parameters_are_told(run: Run,
     assert [scalar(service, step, "update.skipped") for step in (0, 1)] == [0.0, 1.0]
     assert result["steps"][1]["before_digest"] == result["steps"][1]["after_digest"]
     assert "data-parallel ranks hold different parameters" in service.notices("weights")[0].data["reason"]
+
+
+@pytest.mark.parametrize("variable", HOMES)
+def test_rollback_brings_rolls_own_megatron_checkpoint_back_to_the_bit(
+    variable: str, run: Run, service: FakeService
+) -> None:
+    plan = {"1": [{"kind": "save", "arguments": {"step": 0}}], "3": [{"kind": "rollback", "arguments": {"step": 0}}]}
+    result = run(variable, "--steps", "5", "--dtype", "bf16", "--offload", plan=plan)
+    steps = result["steps"]
+    assert steps[3]["answers"][0][0] == "done"
+    assert steps[3]["before_digest"] == steps[1]["before_digest"]
+    assert steps[3]["before_digest"]["parameters"] != steps[2]["after_digest"]["parameters"]
+    assert steps[4]["before_digest"] != steps[3]["before_digest"], "training goes on"
+    assert merged(service, 4, "policy")["kl_k2"] == 0.0
+    assert {notice.data["step"] for notice in service.notices("checkpoint")} == {0}
