@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from foreshock.frames.catalogue import find
+from foreshock.frames.catalogue import find, valid_name
 from foreshock_service.diagnosis.window import PastStep
 from foreshock_service.web.figures import curve, number, told
 from foreshock_service.web.recent import Recent
@@ -66,7 +66,7 @@ def kinds(known: Iterable[str], accused: Iterable[str], wished: Iterable[str]) -
 
     `accused` are the signals in the evidence of open incidents, `wished` those that the address asks for.
     """
-    there = set(known)
+    there = {name for name in known if valid_name(name)}
     own = [name for name in dict.fromkeys(accused) if name in there and name not in EVERYWHERE][:MAX_EXTRA]
     extra = [name for name in dict.fromkeys(wished) if name in there and name not in (*own, *EVERYWHERE)][:MAX_EXTRA]
     singles = [Kind(name, (name,), _positive_by_nature(name)) for name in (*own, *extra)]

@@ -177,5 +177,4 @@ def live(page: Page) -> None:
     page.wait_for_selector("#live.on")
 
 
-
 __all__ = ["NewContext", "Site", "Watch", "drawn", "live"]

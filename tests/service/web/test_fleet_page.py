@@ -77,7 +77,9 @@ def test_a_command_is_decided_by_one_press(site: Site, page: Page, verb: str, st
 def test_a_press_that_comes_too_late_says_why(site: Site, page: Page, watch: Watch) -> None:
     site.step(1, {"reward.mean": 0.5})
     command = site.propose()
-    page.add_init_script("window.SharedWorker = undefined; window.EventSource = class { addEventListener() {} close() {} }")
+    page.add_init_script(
+        "window.SharedWorker = undefined; window.EventSource = class { addEventListener() {} close() {} }"
+    )
     page.goto("/")
     assert site.http.post(f"/v1/commands/{command}/reject").is_success
     watch.expected.append("409")

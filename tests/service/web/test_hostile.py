@@ -23,7 +23,7 @@ from tests.service.web.conftest import Site, Watch, drawn
 from tests.service.web.stored import add_run
 
 pytestmark = pytest.mark.browser
-EVIL = "</script></title><img src=x onerror=\"window.caught=1\"><script>window.caught=2</script>'\"><svg onload=window.caught=3>"
+EVIL = '</script></title><img src=x onerror="window.caught=1"><script>window.caught=2</script>\'"><svg onload=window.caught=3>'
 LINK = "javascript:window.caught=4"
 
 
@@ -34,7 +34,9 @@ def poisoned(site: Site) -> Site:
     run_id = add_run(store, "math/q", 30, labels={EVIL: EVIL}, capabilities=[EVIL], mode="approve", verdict="critical")
     add_run(store, f"evil/{EVIL}", 3)
     now = time.time()
-    evidence = [{"signal": EVIL, "value": 1.0, "expected": "nan", "bound": None, "rank": 0, "sentence": EVIL, "step": 30}]
+    evidence = [
+        {"signal": EVIL, "value": 1.0, "expected": "nan", "bound": None, "rank": 0, "sentence": EVIL, "step": 30}
+    ]
     fact = {"sentence": EVIL, "value": 1.0, "weight": 1.0}
     cause = {"name": EVIL, "title": EVIL, "score": 0.9, "pair": EVIL, "speaks_for": [fact], "speaks_against": [fact],
              "decided_by": [EVIL]}  # fmt: skip
@@ -69,7 +71,9 @@ def poisoned(site: Site) -> Site:
     return site
 
 
-@pytest.mark.parametrize("path", ["/", "/runs/math/q", "/runs/math/q/steps/30", f"/?q={EVIL}", f"/runs/math/q?signal={EVIL}"])
+@pytest.mark.parametrize(
+    "path", ["/", "/runs/math/q", "/runs/math/q/steps/30", f"/?q={EVIL}", f"/runs/math/q?signal={EVIL}"]
+)
 def test_markup_in_every_field_stays_text(poisoned: Site, page: Page, path: str) -> None:
     page.goto(path)
     if path.startswith("/runs/math/q?") or path == "/runs/math/q":
@@ -84,10 +88,8 @@ def test_markup_in_every_field_stays_text(poisoned: Site, page: Page, path: str)
         expect(page.locator(".row .name").filter(has_text="evil/")).to_contain_text(EVIL)
 
 
-def test_the_policy_forbids_what_an_escape_that_was_forgotten_would_run(
-    site: Site, page: Page, watch: Watch
-) -> None:
-    watch.expected += ["Content Security Policy", "violates", "Refused"]
+def test_the_policy_forbids_what_an_escape_that_was_forgotten_would_run(site: Site, page: Page, watch: Watch) -> None:
+    watch.expected += ["Content Security Policy", "violates", "Refused", "404"]
     page.goto("/")
     page.evaluate(
         """() => {

@@ -410,7 +410,10 @@
     const middle = u.cursor.left >= 0 && u.cursor.idx !== null ? u.data[0][u.cursor.idx] : (first + last) / 2;
     const half = Math.max(1, ((last - first) * factor) / 2);
     if (half * 2 > 1e12) return zoom(null, null);
-    zoom(Math.max(0, Math.round(middle - half)), Math.round(middle + half));
+    const to = Math.round(middle + half);
+    const newest = asNumber(about().dataset.last);
+    // Beyond the newest step lies nothing: the window stays open there, and follows.
+    zoom(Math.max(0, Math.round(middle - half)), newest !== null && to >= newest ? null : to);
   }
 
   charts.addEventListener("keydown", (event) => {
