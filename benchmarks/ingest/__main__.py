@@ -38,7 +38,7 @@ def load(at: Service, frames: int, seconds: float, prefix: str, rate: float = 0.
             sys.executable, "-m", "benchmarks.ingest.load", at.url,
             "--runs", str(RUNS[frames]), "--frames", str(frames), "--seconds", str(seconds),
             "--rate", str(rate), "--prefix", prefix,
-            "--most", str(int(seconds * (600 if frames > 1 else 2_000))),
+            "--most", str(int(seconds * (1_000 if frames > 1 else 4_000))),
         ],
         stdout=subprocess.PIPE, text=True, check=True, timeout=LOAD_LIMIT_S,
     )  # fmt: skip
@@ -115,11 +115,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], action="append")
+    parser.add_argument("--frames", type=int, choices=[16, 1], action="append", help="frames an envelope")
     parser.add_argument("--peers-python", default="", help="interpreter that has mlflow, trackio, wandb, tensorboardX")
     options = parser.parse_args()
     began = os.getloadavg()
     kinds = options.database or ["sqlite", "postgresql"]
-    results = [measure(kind, frames, options.seconds) for kind in kinds for frames in (16, 1)]
+    results = [measure(kind, frames, options.seconds) for kind in kinds for frames in options.frames or (16, 1)]
     others = peers(options.peers_python, options.seconds) if options.peers_python else []
     best = max((o.get("scalars_per_s", 0) for o in others if o["name"] in SERVERS), default=0)
     ours = max(one["full"]["values_per_s"] for one in results)

@@ -22,6 +22,7 @@ from benchmarks.latency.databases import database
 from foreshock.wire.codec import decode_envelope
 from foreshock_service.alerts.outbox import Outbox
 from foreshock_service.commands.limits import Limits
+from foreshock_service.heap import settle
 from foreshock_service.ingest.arrivals import Arrival
 from foreshock_service.ingest.checks import IngestLimits, check_envelope
 from foreshock_service.ingest.group import store_group
@@ -94,6 +95,7 @@ def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) ->
             with store.write() as session:
                 store_group(session, [Arrival(e, time.time()) for e in warm], hooks, limits, time.time())
         _drain(evaluator.evaluate_due)
+        settle()
         before = evaluator.counts.steps
         with stage("decode", total, profiled):
             decoded = [decode_envelope(body) for body in work]
@@ -106,7 +108,8 @@ def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) ->
                     store_group(session, arrivals[first : first + GROUP], hooks, limits, time.time())
         with stage("evaluate", total, profiled):
             _drain(evaluator.evaluate_due)
-        print(f"{evaluator.counts.steps - before} of {total // RANKS} steps evaluated, {evaluator.counts.failed_steps} failed")
+        steps, failed = evaluator.counts.steps - before, evaluator.counts.failed_steps
+        print(f"{steps} of {total // RANKS} steps evaluated, {failed} failed")
         store.close()
 
 

@@ -39,15 +39,15 @@ from foreshock_service.api.middleware import Boundary
 from foreshock_service.api.rooms import Rooms
 from foreshock_service.api.telemetry import Telemetry
 from foreshock_service.api.tokens import TokenBook, count_live
+from foreshock_service.evaluators import EvaluatorProcesses, evaluator_of
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.writer import GroupWriter
-from foreshock_service.introductions import Engines, command_limits, evaluator_rooms, ingest_hooks
+from foreshock_service.introductions import command_limits, ingest_hooks
 from foreshock_service.rules.pack import PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
 from foreshock_service.web import page
-from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.supervisor import Supervisor, Worker
 from foreshock_service.workers.upkeep import Upkeep
@@ -138,14 +138,9 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         queue_size=settings.writer_queue,
         group_size=settings.writer_group,
     )
-    evaluator = Evaluator(
-        store,
-        hub,
-        evaluator_rooms(Engines(pack_file), limits, alerts),
-        lease_s=settings.lease_s,
-        tick_s=settings.tick_s,
-        max_signals_per_run=settings.max_signals_per_run,
-    )
+    # SQLite is one process's.
+    apart = settings.evaluator_processes > 0 and store.dialect == "postgresql"
+    evaluator = EvaluatorProcesses(settings) if apart else evaluator_of(settings, store, hub, pack_file, alerts)
     workers: list[Worker] = [
         writer,
         evaluator,

@@ -12,6 +12,7 @@ import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
 from foreshock_service.app import Unprotected, create_app, open_store
+from foreshock_service.heap import settle
 from foreshock_service.rules.pack import PackError, PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store.engine import StoreError
@@ -58,6 +59,7 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
         ),
         lambda: say(settings.url),
     )
+    settle()
     try:
         server.run(sockets=[door])
     finally:

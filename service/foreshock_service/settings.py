@@ -77,6 +77,13 @@ class Settings(BaseSettings):
     watermark_min_s: float = _setting(
         5.0, "seconds", "Least wait for missing ranks after a step's first frame.", ge=0, le=3600
     )
+    evaluator_processes: int = _setting(
+        0,
+        "processes",
+        "Evaluate in so many processes beside the one that answers; 0, and SQLite: in a thread of it.",
+        ge=0,
+        le=64,
+    )
     lease_s: float = _setting(10.0, "seconds", "Lease of a run on one replica; renewed while busy.", gt=0.5, le=600)
     tick_s: float = _setting(10.0, "seconds", "Time between looks at silent runs, expiry and watermarks.", gt=0, le=600)
     rules_path: Path | None = _setting(None, "", "YAML rule pack; empty: the shipped one. Re-read when it changes.")

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -33,6 +34,11 @@ COLUMN = {name: slice(low, high) for name, low, high in zip(WIDTHS, _ENDS[:-1], 
 F = _ENDS[-1]
 _Z3, _Z5, _Z7, _Z10 = [0.0] * 3, [0.0] * 5, [0.0] * 7, [0.0] * 10
 _TOKEN_LENGTHS = (7, 5, 5, 3)
+_DECILE_LENGTHS = ((0, 0), (10, 10))
+_lists_of = attrgetter(
+    "logp", "prob", "sums", "extremes", "seq_sums", "seq_weights", "decile_abs", "decile_tokens", "evidence_ids",
+    "evidence_logps",
+)  # fmt: skip
 
 
 @dataclass
@@ -103,19 +109,13 @@ def stack(records: Sequence[PairRecord]) -> tuple[Stack, list[int]]:
 
 
 def _fits(r: PairRecord) -> bool:
-    lengths = (len(r.logp), len(r.prob), len(r.sums), len(r.extremes))
-    if lengths != _TOKEN_LENGTHS and r.tokens:
+    lengths = tuple(map(len, _lists_of(r)))
+    if lengths[:4] != _TOKEN_LENGTHS and r.tokens:
         return False
-    if (len(r.seq_sums), len(r.seq_weights)) != (5, 3) and (r.seq_sums or r.sequences):
+    if lengths[4:6] != (5, 3) and (lengths[4] or r.sequences):
         return False
-    deciles = len(r.decile_abs)
-    return (
-        r.tokens >= 0
-        and r.sequences >= 0
-        and deciles in (0, 10)
-        and len(r.decile_tokens) == deciles
-        and 8 * len(r.evidence_ids) == 3 * len(r.evidence_logps)
-    )
+    deciles = lengths[6:8] in _DECILE_LENGTHS
+    return deciles and r.tokens >= 0 and r.sequences >= 0 and 8 * lengths[8] == 3 * lengths[9]
 
 
 def _readable(record: PairRecord) -> bool:

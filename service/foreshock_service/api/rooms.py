@@ -19,6 +19,7 @@ from foreshock_service.api.tokens import TokenBook
 from foreshock_service.commands.limits import Limits
 from foreshock_service.commands.protocol import CommandChange
 from foreshock_service.errors import NotFound
+from foreshock_service.evaluators import EvaluatorProcesses
 from foreshock_service.incidents.book import IncidentChange
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.writer import GroupWriter
@@ -62,7 +63,7 @@ class Rooms:
     writer: GroupWriter
     wire_limits: WireLimits
     ingest_limits: IngestLimits
-    evaluator: Evaluator
+    evaluator: Evaluator | EvaluatorProcesses
     supervisor: Supervisor
     slack: SlackRoom | None = None
     """Where clicks in Slack come back to, if an app is set up for them."""

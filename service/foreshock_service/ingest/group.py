@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.wire import Envelope, Frame, Reply
 from foreshock_service.errors import Problem
-from foreshock_service.ingest.arrivals import Answer, Arrival, Item, bad_names, fresh_items, is_non_finite
+from foreshock_service.ingest.arrivals import REPLAYED, Answer, Arrival, Item, bad_names, fresh_items, is_non_finite
 from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.hooks import Hooks
 from foreshock_service.ingest.identities import (
@@ -22,7 +22,7 @@ from foreshock_service.ingest.identities import (
     too_many_runs,
 )
 from foreshock_service.ingest.notices import apply_notice, store_notices
-from foreshock_service.ingest.steps import Placed, store_frames
+from foreshock_service.ingest.steps import NON_FINITE, Placed, Seen, store_frames
 from foreshock_service.store import leases
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import Client
@@ -54,10 +54,16 @@ class _Group:
 
 
 def store_group(
-    session: Session, arrivals: Sequence[Arrival], hooks: Hooks, limits: IngestLimits, now: float
+    session: Session,
+    arrivals: Sequence[Arrival],
+    hooks: Hooks,
+    limits: IngestLimits,
+    now: float,
+    seen: Seen | None = None,
 ) -> Stored:
     """Stores every new item of `arrivals` (each checked before) and says what to answer. Commits nothing itself.
 
+    `seen`: what earlier groups of this writer saw; to be forgotten where the transaction does not commit.
     An envelope that meets a limit gets its problem instead of a reply; any exception concerns the whole group.
     """
     held = hold_runs(session, (a.envelope.run for a in arrivals), now, limits)
@@ -68,7 +74,7 @@ def store_group(
     answers = [_take(group, arrival) for arrival in good]
     stored = Stored(repeated=group.repeated)
     for name, placed in group.frames.items():
-        if store_frames(session, held[name], placed, now, limits.watermark_min_s):
+        if store_frames(session, held[name], placed, now, limits.watermark_min_s, seen or Seen()):
             stored.stepped.add(held[name].run.id)
         stored.frames += len(placed)
     store_notices(session, group.notices)
@@ -96,17 +102,34 @@ def _take(group: _Group, arrival: Arrival) -> Answer:
     if items:
         client.launch = envelope.launch
         client.finished_at = None
+    past = _Past(client)
     for item in items:
-        _place(group, entry, client, arrival, item, answer)
+        _place(group, entry, client, past, arrival, item, answer)
+    past.keep()
     answer.acknowledged = client.last_sequence
     answer.attempt = client.last_attempt or None
     return answer
 
 
-def _place(group: _Group, entry: RunInGroup, client: Client, arrival: Arrival, item: Item, answer: Answer) -> None:
+class _Past:
+    """What a client's row says of its past: read once and written once an envelope, for the ORM watches every write."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.sequence, self.attempt, self.step = client.last_sequence, client.last_attempt, client.last_step
+
+    def keep(self) -> None:
+        client = self._client
+        client.last_sequence, client.last_attempt, client.last_step = self.sequence, self.attempt, self.step
+
+
+def _place(
+    group: _Group, entry: RunInGroup, client: Client, past: _Past, arrival: Arrival, item: Item, answer: Answer
+) -> None:
     envelope, session = arrival.envelope, group.session
     became_current = place_item(session, entry, envelope.launch, item)
-    _expect(entry, envelope, item.attempt)
+    if envelope.expected_ranks:
+        _expect(entry, envelope, item.attempt)
     body = item.body
     completed = None
     if not isinstance(body, Frame) and body.kind == "attempt":
@@ -116,28 +139,26 @@ def _place(group: _Group, entry: RunInGroup, client: Client, arrival: Arrival, i
         session.flush()
         group.hooks.attempt_began(session, entry.run.id, item.attempt, group.now, completed)
     if isinstance(body, Frame):
-        _mark(client, item, answer)
-        group.frames[envelope.run].append(Placed(client.id, item, arrival.received_at, answer))
-        if item.attempt == entry.run.attempt and not item.flags & Flag.REPLAYED:
+        _mark(past, body, item, answer)
+        group.frames[envelope.run].append(Placed(envelope.client, body, item, arrival.received_at, answer))
+        if not item.flags & REPLAYED and item.attempt == entry.run.attempt:
             _alive(entry)
     else:
+        past.keep()
         group.notices.append((entry.run.id, client, envelope, item))
         apply_notice(session, entry, client, envelope, item, group.hooks, group.limits, answer, group.now)
-    client.last_sequence = body.sequence
-    client.last_attempt = item.attempt
+    past.sequence, past.attempt = body.sequence, item.attempt
 
 
-def _mark(client: Client, item: Item, answer: Answer) -> None:
+def _mark(past: _Past, frame: Frame, item: Item, answer: Answer) -> None:
     """Flags what the client's own history and the frame itself can tell."""
-    frame = item.body
-    assert isinstance(frame, Frame)
-    if client.last_attempt != item.attempt:
-        client.last_step = None
-    if client.last_step is not None and frame.step < client.last_step:
-        item.flags |= Flag.STEP_BACKWARDS
-    client.last_step = frame.step
+    if past.attempt != item.attempt:
+        past.step = None
+    if past.step is not None and frame.step < past.step:
+        item.flags |= int(Flag.STEP_BACKWARDS)
+    past.step = frame.step
     if is_non_finite(frame):
-        item.flags |= Flag.NON_FINITE
+        item.flags |= NON_FINITE
     for name in bad_names(frame):
         answer.warn(f"{name[:128]!r} is no signal name: kept in the frame, shown nowhere")
 

@@ -24,6 +24,7 @@ from foreshock_service.ingest.arrivals import Arrival
 from foreshock_service.ingest.checks import IngestLimits, check_envelope
 from foreshock_service.ingest.group import Stored, store_group
 from foreshock_service.ingest.hooks import Hooks
+from foreshock_service.ingest.steps import Seen
 from foreshock_service.store.engine import Store
 from foreshock_service.workers.hub import Hub
 
@@ -82,6 +83,7 @@ class GroupWriter:
         self._group_size = group_size
         self._clock = clock
         self._closed = False
+        self._seen = Seen()
         self.counts = Counts()
 
     @property
@@ -167,8 +169,11 @@ class GroupWriter:
             try:
                 with self._store.write() as session:
                     arrivals = [waiting.arrival for waiting in group]
-                    return store_group(session, arrivals, self._hooks, self._limits, self._clock())
-            except DBAPIError as error:
+                    return store_group(session, arrivals, self._hooks, self._limits, self._clock(), self._seen)
+            except BaseException as error:
+                self._seen.forget()
+                if not isinstance(error, DBAPIError):
+                    raise
                 if not remaining or getattr(error.orig, "sqlstate", None) not in RETRYABLE:
                     raise
         raise AssertionError("unreachable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntFlag
+from functools import lru_cache
 
 
 class Flag(IntFlag):
@@ -32,6 +33,7 @@ SENTENCES: dict[Flag, str] = {
 """Words for `Reply.warnings`; the other flags are no fault of the client's."""
 
 
+@lru_cache(512)
 def names(bits: int) -> tuple[str, ...]:
     """The flags in `bits`, in lower case and in the order of their bits."""
     return tuple(str(flag.name).lower() for flag in Flag if flag & bits)

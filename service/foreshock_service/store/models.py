@@ -157,9 +157,10 @@ class Step(Base):
     __tablename__ = "steps"
     __table_args__ = (
         Index(
-            "ix_steps_due",
-            "due_at",
+            "ix_steps_waiting",
             "run_id",
+            "attempt",
+            "step",
             postgresql_where=text("evaluated_at IS NULL"),
             sqlite_where=text("evaluated_at IS NULL"),
         ),

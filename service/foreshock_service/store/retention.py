@@ -34,7 +34,11 @@ def ensure_partitions(session: Session, now: float, *, ahead: int = 3) -> list[s
         session.execute(text("LOCK TABLE frames IN SHARE UPDATE EXCLUSIVE MODE"))
         if session.scalar(text("SELECT to_regclass(:name)"), {"name": name}) is not None:
             continue
-        session.execute(text(f"CREATE TABLE {name} (LIKE frames INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"))
+        session.execute(
+            text(f"CREATE TABLE {name} (LIKE frames INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)")
+        )
+        # Frames of up to four a page stay in their row, uncompressed: see migration 0004.
+        session.execute(text(f"ALTER TABLE {name} SET (toast_tuple_target = 8160)"))
         session.execute(
             text(
                 f"WITH moved AS (DELETE FROM frames_default WHERE received_at >= {low} AND received_at < {high}"

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 BATCH = 32
 """Due steps of one run in one transaction, when there is a backlog."""
 MEDIAN_OVER = 16
+_DUPLICATE_RANK = int(Flag.DUPLICATE_RANK)
+_NOT_ODD = int(Flag.LATE | Flag.NON_FINITE)
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 # Built once: building a statement costs as much as running it.
@@ -167,14 +169,14 @@ def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tu
     found: dict[tuple[int, int], list[Any]] = defaultdict(list)
     for attempt, numbers in wanted.items():
         which = {"b_run": run_id, "b_attempt": attempt, "b_steps": numbers, "b_since": since}
-        for row in session.connection().execute(_FRAMES, which):
+        for row in session.connection().execute(_FRAMES, which).all():
             found[(attempt, row.step)].append(row)
     return found
 
 
 def _first_claimants(rows: Sequence[Any]) -> list[Frame]:
     """The frames, without those of a second client that claims a rank: it would count twice."""
-    return [decode_frame(row.body) for row in rows if not row.flags & Flag.DUPLICATE_RANK]
+    return [decode_frame(row.body) for row in rows if not row.flags & _DUPLICATE_RANK]
 
 
 def _enter(held: Held, step: Any, notices: Sequence[Any]) -> None:
@@ -222,9 +224,9 @@ def _view(
 ) -> StepView:
     present = {(row.role, row.rank) for row in rows}
     awaited = ranks.awaited(step)
-    flags = Flag(step.flags)
+    flags = step.flags
     for row in rows:
-        flags |= Flag(row.flags)
+        flags |= row.flags
     return StepView(
         run=held.run.name,
         attempt=step.attempt,
@@ -255,7 +257,7 @@ class _Points:
         values, left_out = self._positions.row(merged.values)
         if left_out:
             logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
-        odd = Flag(step.flags) & ~(Flag.LATE | Flag.NON_FINITE)
+        odd = step.flags & ~_NOT_ODD
         row = {
             "run_id": held.run.id,
             "attempt": step.attempt,
