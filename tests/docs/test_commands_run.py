@@ -25,7 +25,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from foreshock.monitor import Monitor
 from tests.servers import free_port, wait_for
+from tests.service.diagnosis.tokens.dumps import Rows, dumped
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/**/*.md")])
@@ -36,6 +38,8 @@ ELSEWHERE = {
     "foreshock dashboards push": "needs Grafana: tests/dashboards/test_push.py",
     "FORESHOCK_DATABASE_URL=postgresql": "needs a PostgreSQL named db: tests/deploy/test_by_hand.py",
     "ROLL_HOME=": "needs a ROLL checkout: tests/service/doctor",
+    "foreshock launch": "needs a training job: tests/service/launch",
+    "foreshock diagnose dumps --ray": "starts a Ray cluster: tests/service/diagnosis/tokens/test_ray.py",
 }
 VALUES = {"http://127.0.0.1:8720": "{url}", " ID": " {token_id}", " RUN": " my-project/my-run"}
 TRAINER = """
@@ -45,6 +49,16 @@ monitor.log({"reward.mean": 1.0})
 monitor.end_step(0)
 monitor.finish("completed")
 """
+
+
+def play_rows(monitor: Monitor) -> None:
+    """Fourteen healthy steps of a few tokens."""
+    rows = Rows(rows=4, width=10)
+    for step in range(14):
+        monitor.observe("mismatch", **rows.observed())
+        monitor.end_step(step)
+
+
 UNENDING = ("--follow", "foreshock serve")
 
 
@@ -121,6 +135,8 @@ class Reader:
         for name in ("config.yaml", "rlvr.yaml"):
             shutil.copy(ROOT / "tests/service/doctor/onpolicy.yaml", self.folder / name)
         (self.folder / "mine.yaml").write_text("rules: {}\n")
+        for name in ("dumps", "dumps-of-last-week"):
+            dumped(self.folder / name, play_rows)
         wait_for(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
         subprocess.run([sys.executable, "-c", TRAINER], cwd=self.folder, env=self.env, check=True, timeout=60)
 
