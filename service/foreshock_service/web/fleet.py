@@ -127,7 +127,7 @@ def read_fleet(session: Session, dialect: str, visitor: Principal, wanted: Wante
     page = rows[:size]
     found = session.scalar(_matching(_covered(select(func.count()).select_from(Run), visitor), wanted)) or 0
     counted = session.execute(_covered(select(Run.verdict, func.count()), visitor).group_by(Run.verdict))
-    counts = dict.fromkeys(VERDICTS, 0) | dict(counted.all())
+    counts = dict.fromkeys(VERDICTS, 0) | dict(map(tuple, counted))
     return Fleet(
         rows=_with_curves(session, dialect, page),
         counts=counts,
@@ -139,7 +139,7 @@ def read_fleet(session: Session, dialect: str, visitor: Principal, wanted: Wante
     )
 
 
-def _covered(query: Select[Any], visitor: Principal) -> Select[Any]:
+def _covered(query: Any, visitor: Principal) -> Any:
     return query if visitor.project is None else query.where(Run.project == visitor.project)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
@@ -31,7 +31,7 @@ def show_fleet(request: Request, rooms: InRooms, visitor: Visitor) -> Response:
     wanted = Wanted.of(request.query_params)
     with rooms.store.read() as session:
         fleet = read_fleet(session, rooms.store.dialect, visitor, wanted)
-        values = {"wanted": wanted, "sorts": SORTS, "verdicts": VERDICTS, "url": rooms.settings.url}
+        values: dict[str, Any] = {"wanted": wanted, "sorts": SORTS, "verdicts": VERDICTS, "url": rooms.settings.url}
         return html("fleet.html", visitor, fleet=fleet, back=wanted.address(page=wanted.page), **values)
 
 

@@ -23,7 +23,10 @@ from tests.service.web.conftest import Site, Watch, drawn
 from tests.service.web.stored import add_run
 
 pytestmark = pytest.mark.browser
-EVIL = '</script></title><img src=x onerror="window.caught=1"><script>window.caught=2</script>\'"><svg onload=window.caught=3>'
+EVIL = (
+    '</script></title><img src=x onerror="window.caught=1"><script>window.caught=2</script>\'">'
+    "<svg onload=window.caught=3>"
+)
 LINK = "javascript:window.caught=4"
 
 
@@ -93,7 +96,8 @@ def test_the_policy_forbids_what_an_escape_that_was_forgotten_would_run(site: Si
     page.goto("/")
     page.evaluate(
         """() => {
-          document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.caught=1'><b style='color:red'>x</b>");
+          const markup = "<img src=x onerror='window.caught=1'><b style='color:red'>x</b>";
+          document.body.insertAdjacentHTML("beforeend", markup);
           const script = document.createElement("script");
           script.textContent = "window.caught=2";
           document.body.append(script);

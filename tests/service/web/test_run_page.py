@@ -1,4 +1,4 @@
-"""A run's page in a real browser: curves with what happened on the step axis, zooming, following, words for each chart."""
+"""A run's page in a real browser: curves with events on the step axis, zooming, following, words for each."""
 
 from __future__ import annotations
 
