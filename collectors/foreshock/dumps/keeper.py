@@ -62,6 +62,8 @@ class Keeper:
         self._budget = Budget(settings.dump_disk_bytes)
         self._watch = Watch(settings.dump_after)
         self._semantics: dict[str, dict[str, Any]] = {}
+        self._next: tuple[str, int] | None = None
+        """Run and number of the step in progress, as the last one lets expect."""
         self._current: list[Observed] = []
         self._ring: deque[Step] = deque()
         self._jobs: deque[Job] = deque()
@@ -97,6 +99,7 @@ class Keeper:
         if self.off:
             return
         observed, self._current = self._current, []
+        self._next = (place.run, number + 1)
         step = Step(number, place, observed, sum(o.size for o in observed))
         with self._lock:
             spell = self._watch.open
@@ -148,7 +151,9 @@ class Keeper:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> bool:
-        return self._settings.dump_ring > 0 or self._watch.open or self._settings.dump_share > 0
+        if self._settings.dump_ring > 0 or self._watch.open:
+            return True
+        return self._next is None or sampled(*self._next, self._settings.dump_share)
 
     def _held(self) -> int:
         with self._lock:

@@ -119,6 +119,22 @@ def test_packed_rows_and_narrow_floats_are_kept_exactly(
     assert set(read["old_source"]) == {"detached"}
 
 
+def test_with_the_ring_off_only_steps_that_will_be_kept_are_copied(
+    service: FakeService, make_monitor: MakeMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock.dumps import capture
+
+    copied: list[str] = []
+    real = capture.capture
+    monkeypatch.setattr(capture, "capture", lambda pair, *a, **k: copied.append(pair) or real(pair, *a, **k))
+    monitor = make_monitor(dump_dir=str(tmp_path / "d"), dump_share=0.2, dump_ring=0)
+    train(monitor, range(40))
+    kept = [step for step in range(40) if sampled("lab/x", step, 0.2)]
+    assert steps_of(settled(monitor, len(kept), service)) == kept
+    # The first step cannot be foreseen.
+    assert len(copied) == len(kept) + (0 not in kept)
+
+
 def test_an_incident_keeps_the_steps_before_and_after_it_and_no_others(
     service: FakeService, make_monitor: MakeMonitor, tmp_path: Path
 ) -> None:

@@ -243,6 +243,14 @@ def test_an_empty_folder_a_foreign_table_and_a_newer_version_are_refused(tmp_pat
     with pytest.raises(DumpError, match="no column rank"):
         diagnose_dump([str(foreign)])
     table = pq.read_table(next(lab_dump("none")[0].rglob("*.parquet")))
+    words = table.set_column(table.schema.get_field_index("rank"), "rank", pa.array(["a"] * len(table)))
+    pq.write_table(words, tmp_path / "words.parquet")
+    with pytest.raises(DumpError, match="column rank is string"):
+        diagnose_dump([str(tmp_path / "words.parquet")])
+    holes = table.set_column(table.schema.get_field_index("row"), "row", pa.nulls(len(table), pa.int32()))
+    pq.write_table(holes, tmp_path / "holes.parquet")
+    with pytest.raises(DumpError, match="row is null"):
+        diagnose_dump([str(tmp_path / "holes.parquet")])
     newer = msgspec.json.encode(About(version=VERSION + 1))
     pq.write_table(table.replace_schema_metadata({METADATA_KEY: newer}), tmp_path / "new.parquet")
     with pytest.raises(DumpError, match="dump version 2"):

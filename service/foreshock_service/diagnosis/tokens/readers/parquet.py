@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from foreshock.dumps.schema import COLUMNS, LOG_PROBS, METADATA_KEY, VERSION, About
+from foreshock.dumps.schema import COLUMNS, LOG_PROBS, METADATA_KEY, VERSION, About, Column
 from foreshock_service.diagnosis.tokens.batches import Array, Batch, DumpError, StepKey, Unit
 
 SUFFIX: Final = ".parquet"
@@ -43,6 +43,9 @@ def read(unit: Unit) -> Iterator[Batch]:
             table = file.read_row_group(index, columns=present)
         except (OSError, pa.ArrowException) as error:
             raise DumpError(f"{unit.path}: row group {index}: {error}") from None
+        empty = [c.name for c in COLUMNS if c.required and table.column(c.name).null_count]
+        if empty:
+            raise DumpError(f"{unit.path}: row group {index}: {empty[0]} is null somewhere")
         if table.num_rows:
             yield from _batches(unit.path, table, about)
 
@@ -69,7 +72,21 @@ def _opened(path: Path) -> tuple[Any, About]:
     absent = [c.name for c in COLUMNS if c.required and c.name not in file.schema_arrow.names]
     if absent:
         raise DumpError(f"{path}: no token dump: it has no column {', '.join(absent)}")
+    odd = [c.name for c in COLUMNS if c.name in file.schema_arrow.names and not _fits(c, file.schema_arrow)]
+    if odd:
+        raise DumpError(f"{path}: column {odd[0]} is {file.schema_arrow.field(odd[0]).type}")
     return file, about
+
+
+def _fits(column: Column, schema: Any) -> bool:
+    import pyarrow.types as is_a
+
+    found = schema.field(column.name).type
+    if column.type == "text":
+        return bool(is_a.is_dictionary(found) or is_a.is_string(found) or is_a.is_large_string(found))
+    if column.type == "bool":
+        return bool(is_a.is_boolean(found) or is_a.is_integer(found))
+    return bool(is_a.is_integer(found) or (column.type.startswith("float") and is_a.is_floating(found)))
 
 
 def _batches(path: Path, table: Any, about: About) -> Iterator[Batch]:
