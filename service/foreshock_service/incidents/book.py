@@ -1,39 +1,50 @@
 """The incident book: one illness of a run is one incident, however long it lasts and however often it is seen.
 
 `apply` turns the findings of one evaluation into rows: opened, updated, escalated, closed, or reopened within the
-cool-down; and links each new incident to the earlier one that can have led to it. People acknowledge and resolve.
-
-    open ─→ acknowledged ─→ resolved          `mitigated`: a command masks it, the cause remains; a worse turn opens it
-      └──→ mitigated ──────→ resolved ─→ open (again, within the cool-down: the same incident)
-
-Every change is a conditional update on the status that was read, so a person and two replicas cannot overrun each
-other.
-
-IncidentError
-├── NotFound     no such incident
-└── WrongState   not open to this step any longer
+cool-down; and links each new incident to the earlier one that can have led to it. What people and commands do to one is
+in `decisions.py`, the rows and their errors in `ledger.py`; both are called by the book's names.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import CursorResult, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.diagnosis.signature import diagnose
 from foreshock_service.diagnosis.window import recent_steps
 from foreshock_service.incidents.causes import can_cause, upstream_first
 from foreshock_service.incidents.conflicts import insert_ignoring
+from foreshock_service.incidents.decisions import acknowledge, escalate, mitigate, resolve
+from foreshock_service.incidents.ledger import (
+    ACTIVE,
+    RULES,
+    IncidentChange,
+    IncidentError,
+    NotFound,
+    WrongState,
+    audit,
+    count,
+    find,
+    incidents,
+    last_attempt,
+    latest,
+    move,
+    resolved_by_rules,
+    verdict,
+)
 from foreshock_service.rules.interface import Finding, Observation, Outcome, StepView
-from foreshock_service.store.models import Audit, Incident, Run
+from foreshock_service.store.models import Incident, Run
 from foreshock_service.store.types import clean
 
-ACTIVE: Final = ("open", "acknowledged", "mitigated")
+__all__ = [
+    "ACTIVE", "RULES", "IncidentChange", "IncidentError", "NotFound", "WrongState", "acknowledge", "apply", "escalate",
+    "find", "incidents", "last_attempt", "mitigate", "resolve", "resolved_by_rules", "verdict",
+]  # fmt: skip
+
 PRECURSOR_STEPS: Final = 50
 PRECURSOR_S: Final = 7200.0
 """A resolved incident counts as precursor of one that opens within so many steps (other attempt: seconds)."""
@@ -41,63 +52,6 @@ DIAGNOSED: Final = frozenset(
     {"onpolicy_disagreement", "rollout_mismatch", "stale_weights", "stale_cache", "is_degeneracy", "outlier_sequences"}
 )
 """Illnesses of the log-prob pairs, which have signatures."""
-RULES: Final = "rules"
-"""Who resolved, in the audit log, where no person did."""
-
-# Built once: building a statement costs as much as running it.
-_FRESH: Final[dict[str, Any]] = {"populate_existing": True}
-_OF_RUN = (
-    select(Incident)
-    .where(Incident.run_id == bindparam("b_run"))
-    .order_by(Incident.opened_at, Incident.id)
-    .execution_options(**_FRESH)
-)
-_OF_RUN_IN = _OF_RUN.where(Incident.status.in_(bindparam("b_statuses", expanding=True)))
-_STANDING = select(Incident.severity, Incident.status).where(
-    Incident.run_id == bindparam("b_run"), Incident.status.in_(ACTIVE)
-)
-_FIND = select(Incident).where(Incident.id == bindparam("b_id")).execution_options(**_FRESH)
-_COUNT = (
-    select(func.count())
-    .select_from(Incident)
-    .where(Incident.run_id == bindparam("b_run"), Incident.rule == bindparam("b_rule"))
-)
-_LATEST = (
-    select(Incident)
-    .where(Incident.run_id == bindparam("b_run"), Incident.rule == bindparam("b_rule"))
-    .order_by(Incident.opened_at.desc(), Incident.id)
-    .limit(1)
-    .execution_options(**_FRESH)
-)
-_UPDATE = update(Incident.__table__).where(  # type: ignore[arg-type]
-    Incident.id == bindparam("b_id"), Incident.status == bindparam("b_was")
-)
-_AUDIT = insert(Audit.__table__)  # type: ignore[arg-type]
-
-Kind = Literal["opened", "updated", "escalated", "resolved", "reopened", "acknowledged", "mitigated"]
-
-
-class IncidentError(Exception):
-    """What an incident cannot do. The message may be shown to the caller."""
-
-
-class NotFound(IncidentError):  # noqa: N818
-    """No incident of that id."""
-
-
-class WrongState(IncidentError):  # noqa: N818
-    """The incident is not in a status that this step could start from."""
-
-
-@dataclass(frozen=True)
-class IncidentChange:
-    """One change of an incident, as commands and alerts learn of it. `finding` is None where no rule spoke."""
-
-    incident: Incident
-    kind: Kind
-    severity: str
-    at: float
-    finding: Finding | None = None
 
 
 def apply(session: Session, run: Run, seen: Observation, outcome: Outcome, now: float) -> list[IncidentChange]:
@@ -125,78 +79,6 @@ def apply(session: Session, run: Run, seen: Observation, outcome: Outcome, now: 
     return changes
 
 
-def incidents(session: Session, run_id: int, statuses: Sequence[str] = ()) -> list[Incident]:
-    """The run's incidents in these statuses (all when empty), oldest first, as the database holds them now."""
-    if not statuses:
-        return list(session.scalars(_OF_RUN, {"b_run": run_id}))
-    return list(session.scalars(_OF_RUN_IN, {"b_run": run_id, "b_statuses": tuple(statuses)}))
-
-
-def verdict(session: Session, run_id: int, *, calibrated: bool) -> str:
-    """`critical` or `warning` by the worst open incident, else `healthy`; `unknown` until baselines are calibrated.
-
-    What is mitigated still warns: its cause is there, only masked.
-    """
-    active = session.execute(_STANDING, {"b_run": run_id}).all()
-    if any(severity == "critical" and status != "mitigated" for severity, status in active):
-        return "critical"
-    if active:
-        return "warning"
-    return "healthy" if calibrated else "unknown"
-
-
-def acknowledge(session: Session, incident_id: str, by: str, now: float) -> IncidentChange:
-    """A person has seen it. Raises NotFound, WrongState where it is resolved or acknowledged already."""
-    incident = find(session, incident_id)
-    status = "acknowledged" if incident.status == "open" else incident.status
-    if incident.status == "resolved" or incident.acknowledged_by is not None:
-        raise WrongState(f"incident {incident_id} is {incident.status}")
-    _move(session, incident, status, now, by, acknowledged_by=by)
-    return IncidentChange(incident, "acknowledged", incident.severity, now)
-
-
-def resolve(session: Session, incident_id: str, by: str, now: float) -> IncidentChange:
-    """A person calls it over. The same illness stays quiet until it worsens or clears and comes again.
-
-    Raises NotFound, WrongState where it is resolved already.
-    """
-    incident = find(session, incident_id)
-    if incident.status == "resolved":
-        raise WrongState(f"incident {incident_id} is resolved")
-    _move(session, incident, "resolved", now, by, resolved_at=now, resolved_step=incident.last_step)
-    return IncidentChange(incident, "resolved", incident.severity, now)
-
-
-def mitigate(session: Session, incident: Incident, by: str, now: float) -> IncidentChange | None:
-    """A command masks or has cured it; the rule decides when it is over. None where it is not open any longer."""
-    if incident.status not in ("open", "acknowledged"):
-        return None
-    _move(session, incident, "mitigated", now, by)
-    return IncidentChange(incident, "mitigated", incident.severity, now)
-
-
-def escalate(session: Session, incident: Incident, by: str, now: float) -> IncidentChange | None:
-    """A command did not help: critical, and open again if it was mitigated. None where it is resolved."""
-    if incident.status not in ACTIVE:
-        return None
-    status = "open" if incident.status == "mitigated" else incident.status
-    _move(session, incident, status, now, by, severity="critical", note={"escalated": by})
-    return IncidentChange(incident, "escalated", "critical", now)
-
-
-def find(session: Session, incident_id: str) -> Incident:
-    """The incident as the database holds it now. Raises NotFound."""
-    incident = session.scalars(_FIND, {"b_id": incident_id}).first()
-    if incident is None:
-        raise NotFound(f"no incident {incident_id}")
-    return incident
-
-
-def last_attempt(incident: Incident) -> int:
-    """The attempt in which it was seen last."""
-    return max([incident.attempt, *(int(e["attempt"]) for e in incident.evidence if "attempt" in e)])
-
-
 def _take(
     session: Session,
     run: Run,
@@ -209,7 +91,7 @@ def _take(
         return _close(session, incident, finding.step, now, finding) if incident else None
     if incident is not None:
         return _update(session, incident, seen, finding, now)
-    last = _latest(session, run.id, finding.rule)
+    last = latest(session, run.id, finding.rule)
     if last is not None and last.status == "resolved":
         if finding.transition == "update" and not resolved_by_rules(session, last):
             return None  # a person called it over while the rule still fires
@@ -219,7 +101,7 @@ def _take(
 
 
 def _open(session: Session, run: Run, seen: Observation, finding: Finding, now: float) -> IncidentChange | None:
-    ordinal = session.scalar(_COUNT, {"b_run": run.id, "b_rule": finding.rule})
+    ordinal = count(session, run.id, finding.rule)
     # The id is made of what makes it unique, so that two replicas that open the same illness collide on it.
     key = f"{run.id}:{run.created_at}:{finding.rule}:{ordinal}"
     values: dict[str, Any] = {
@@ -243,7 +125,7 @@ def _open(session: Session, run: Run, seen: Observation, finding: Finding, now: 
     if not insert_ignoring(session, Incident, values):
         return None
     incident = find(session, str(values["id"]))
-    _audit(session, incident, None, "open", now, RULES)
+    audit(session, incident, None, "open", now, RULES)
     return IncidentChange(incident, "opened", finding.severity, now, finding)
 
 
@@ -252,7 +134,7 @@ def _update(
 ) -> IncidentChange | None:
     worse = finding.transition == "escalate" or (finding.severity == "critical" and incident.severity == "warning")
     status = "open" if worse and incident.status == "mitigated" else incident.status
-    _move(
+    move(
         session, incident, status, now, RULES,
         severity=finding.severity if worse else incident.severity,
         last_step=finding.step if finding.step is not None else incident.last_step,
@@ -264,7 +146,7 @@ def _update(
 
 
 def _reopen(session: Session, incident: Incident, seen: Observation, finding: Finding, now: float) -> IncidentChange:
-    _move(
+    move(
         session, incident, "open", now, RULES,
         severity=finding.severity,
         resolved_at=None,
@@ -285,7 +167,7 @@ def _close(
     if incident.status not in ACTIVE:
         return None
     message = clean(finding.message if finding else "") or incident.message
-    _move(session, incident, "resolved", now, RULES, resolved_at=now, resolved_step=step, message=message)
+    move(session, incident, "resolved", now, RULES, resolved_at=now, resolved_step=step, message=message)
     return IncidentChange(incident, "resolved", incident.severity, now, finding)
 
 
@@ -315,7 +197,7 @@ def _explain(session: Session, incident: Incident, seen: Observation, outcome: O
         notices=seen.notices,
         evidence=seen.evidence,
     )
-    _move(session, incident, incident.status, incident.opened_at, RULES, diagnosis=msgspec.to_builtins(found))
+    move(session, incident, incident.status, incident.opened_at, RULES, diagnosis=msgspec.to_builtins(found))
 
 
 def _note_attempt(session: Session, incident: Incident, seen: Observation) -> None:
@@ -323,7 +205,7 @@ def _note_attempt(session: Session, incident: Incident, seen: Observation) -> No
     if seen.attempt <= last_attempt(incident):
         return
     note = {"event": "attempt", "attempt": seen.attempt, "step": seen.step, "sentence": f"attempt {seen.attempt} began"}
-    _move(session, incident, incident.status, incident.opened_at, RULES, evidence=[*incident.evidence, note])
+    move(session, incident, incident.status, incident.opened_at, RULES, evidence=[*incident.evidence, note])
 
 
 def _evidence(finding: Finding, seen: Observation, before: Sequence[Any] = ()) -> list[Any]:
@@ -346,56 +228,3 @@ def _recent(incident: Incident, seen: Observation, now: float, steps: int, secon
     if last_attempt(incident) == seen.attempt and incident.resolved_step is not None and seen.step is not None:
         return seen.step - incident.resolved_step <= steps
     return incident.resolved_at is not None and now - incident.resolved_at <= seconds
-
-
-def _latest(session: Session, run_id: int, rule: str) -> Incident | None:
-    return session.scalars(_LATEST, {"b_run": run_id, "b_rule": rule}).first()
-
-
-def resolved_by_rules(session: Session, incident: Incident) -> bool:
-    query = select(Audit.actor).where(Audit.subject == "incident", Audit.subject_id == incident.id)
-    return session.scalar(query.order_by(Audit.id.desc()).limit(1)) == RULES
-
-
-def _move(
-    session: Session,
-    incident: Incident,
-    status: str,
-    now: float,
-    actor: str,
-    note: Mapping[str, Any] | None = None,
-    **columns: Any,
-) -> None:
-    """Updates only if the status is still what was read. Raises WrongState where somebody was faster."""
-    was = incident.status
-    result = session.connection().execute(_UPDATE, {"b_id": incident.id, "b_was": was, "status": status, **columns})
-    assert isinstance(result, CursorResult)
-    find(session, incident.id)
-    if result.rowcount != 1:
-        raise WrongState(f"incident {incident.id} is {incident.status}")
-    if status != was or note or actor != RULES:
-        _audit(session, incident, was, status, now, actor, note)
-
-
-def _audit(
-    session: Session,
-    incident: Incident,
-    was: str | None,
-    became: str,
-    now: float,
-    actor: str,
-    note: Mapping[str, Any] | None = None,
-) -> None:
-    session.connection().execute(
-        _AUDIT,
-        {
-            "at": now,
-            "run_id": incident.run_id,
-            "subject": "incident",
-            "subject_id": incident.id,
-            "was": was,
-            "became": became,
-            "actor": actor,
-            "detail": {"rule": incident.rule, **(note or {})},
-        },
-    )
