@@ -18,12 +18,14 @@ from slack_sdk.models.blocks import ActionsBlock, Block, ButtonElement, ContextB
 from slack_sdk.models.blocks.basic_components import ConfirmObject, MarkdownTextObject, PlainTextObject
 
 from foreshock_service.alerts.base import Message, Never
-from foreshock_service.alerts.words import tame, verb_of
+from foreshock_service.alerts.words import one_line, tame, verb_of
 
 MAX_BLOCKS: Final = 50
 HEADER_LIMIT: Final = 150
 SECTION_LIMIT: Final = 3000
 TEXT_BUDGET: Final = 10_000
+PART_LIMIT: Final = 2000
+"""What, cause, evidence, commands: four of them stay within the budget."""
 SHOWN_NUMBERS: Final = 5
 SHOWN_COMMANDS: Final = 6
 MARKS: Final = {"critical": ":rotating_light:", "warning": ":warning:"}
@@ -70,14 +72,14 @@ def alert(message: Message, link: str | None, *, buttons: bool = False) -> list[
     if incident:
         since = f"since step {incident.get('onset_step')}, seen at step {incident.get('opened_step')}"
         said = f"*{escaped(incident.get('severity'))}* {since}, attempt {incident.get('attempt')}{_standing(incident)}"
-        blocks.append(_section(f"{said}\n{escaped(incident.get('message'))}"))
+        blocks.append(_section(f"{said}\n{escaped(incident.get('message'))}", PART_LIMIT))
     if cause := payload.get("cause"):
-        blocks.append(_section(f"*Likely cause*\n{escaped(cause)}{_confidence(incident)}"))
+        blocks.append(_section(f"*Likely cause*\n{escaped(cause)}{_confidence(incident)}", PART_LIMIT))
     if numbers := [e for e in incident.get("evidence", ()) if "signal" in e][:SHOWN_NUMBERS]:
-        blocks.append(_section("*Evidence*\n" + "\n".join(_number(e) for e in numbers)))
+        blocks.append(_section("*Evidence*\n" + "\n".join(_number(e) for e in numbers), PART_LIMIT))
     commands = list(payload.get("commands") or ())[:SHOWN_COMMANDS]
     if commands:
-        blocks.append(_section("*Foreshock*\n" + "\n".join(_command(c) for c in commands)))
+        blocks.append(_section("*Foreshock*\n" + "\n".join(_command(c) for c in commands), PART_LIMIT))
     if buttons and payload.get("mode") != "observe":
         blocks += [_buttons(c) for c in commands if c.get("state") == "proposed" and not c.get("advisory")]
     if link:
@@ -179,7 +181,7 @@ def _command(command: Mapping[str, Any]) -> str:
 
 
 def _buttons(command: Mapping[str, Any]) -> Block:
-    kind, value = str(command.get("kind")), str(command.get("id"))
+    kind, value = one_line(str(command.get("kind"))), str(command.get("id"))
     ask = ConfirmObject(
         title="Send it to the trainer?",
         text=PlainTextObject(text=_cut(f"{kind} is carried out at the next step boundary.", 300)),
@@ -199,8 +201,8 @@ def _header(text: str) -> Block:
     return HeaderBlock(text=PlainTextObject(text=_cut(text, HEADER_LIMIT), emoji=True))
 
 
-def _section(text: str) -> Block:
-    return SectionBlock(text=_text(_cut(text, SECTION_LIMIT)))
+def _section(text: str, limit: int = SECTION_LIMIT) -> Block:
+    return SectionBlock(text=_text(_cut(text, limit)))
 
 
 def _text(text: str) -> MarkdownTextObject:

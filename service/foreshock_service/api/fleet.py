@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from sqlalchemy import func, select
+from sqlalchemy import case, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from foreshock.frames import catalogue
@@ -184,13 +184,15 @@ def _backlog(session: Session, now: float) -> Iterable[Metric]:
     yield _single(
         "foreshock_last_evaluation_timestamp_seconds", "When a step was last evaluated; 0: never.", evaluated or 0.0
     )
-    unsent = select(func.min(Delivery.created_at)).where(Delivery.state.in_(("pending", "sending")))
+    # What quiet hours hold is not late: it is due in the morning.
+    unsent = select(func.min(Delivery.created_at)).where(
+        Delivery.state.in_(("pending", "sending")), Delivery.held_at.is_(None)
+    )
     yield _single(
         "foreshock_outbox_lag_seconds", "Age of the oldest alert not yet delivered.", _age(now, session.scalar(unsent))
     )
-    by_state = session.execute(
-        select(Delivery.channel, Delivery.state, func.count()).group_by(Delivery.channel, Delivery.state)
-    )
+    state = case((Delivery.held_at.is_not(None), literal_column("'held'")), else_=Delivery.state)
+    by_state = session.execute(select(Delivery.channel, state, func.count()).group_by(Delivery.channel, state))
     yield _by_labels("foreshock_deliveries", "Alerts kept, by channel and state.", ("channel", "state"), by_state)
     commands = session.execute(select(CommandRow.state, func.count()).group_by(CommandRow.state))
     yield _by_labels("foreshock_commands", "Commands by state.", ("state",), commands)
