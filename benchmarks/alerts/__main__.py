@@ -32,7 +32,7 @@ def table(figures: list[Figures]) -> str:
     ]
     lines += [
         f"| `{f.channel}` | {f.alerts} | {f.arrived} | {f.visible} | {'yes' if f.in_order else 'NO'} | {f.messages} "
-        f"| {f.requests} | {f.longest_wait_s:.0f} s | {max(0.0, f.after_return_s):.0f} s |"
+        f"| {f.requests} | {f.longest_wait_s:.0f} s | {f'{f.after_return_s:.0f} s' if f.after_return_s else '—'} |"
         for f in figures
     ]
     return "\n".join(lines)

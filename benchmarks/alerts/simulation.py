@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.alerts import fake_slack
+from benchmarks.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack, all_text
+from benchmarks.alerts.sink import Sink
+from benchmarks.alerts.story import Story
 from foreshock_service.alerts.base import Channel, new_client
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.slack_api import SlackApi
@@ -20,10 +24,6 @@ from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Delivery
-from tests.service.alerts import fake_slack
-from tests.service.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack, all_text
-from tests.service.alerts.sink import Sink
-from tests.service.alerts.story import Story
 
 BEGIN = 1_800_000_000.0
 RULES = ("rollout_mismatch", "non_finite", "gradient_spike", "entropy_collapse", "kl_blowup")
@@ -82,7 +82,7 @@ class World:
             server.close()
         self.client.close()
 
-    def figures(self, channel: str, returned_at: float = BEGIN) -> Figures:
+    def figures(self, channel: str, returned_at: float | None = None) -> Figures:
         """What came of it, by what the receiver got and by the rows."""
         rows = self.story.rows(channel=channel)
         heard = self._heard(channel, rows)
@@ -104,7 +104,7 @@ class World:
             visible=shown,
             in_order=all(found == sorted(found) for found in lines.values()),
             longest_wait_s=max((row.sent_at or float("inf")) - row.created_at for row in rows),
-            after_return_s=max((row.sent_at or float("inf")) - returned_at for row in rows),
+            after_return_s=max((row.sent_at or float("inf")) - (returned_at or row.sent_at or 0.0) for row in rows),
         )
 
     def _heard(self, channel: str, rows: list[Delivery]) -> list[str]:

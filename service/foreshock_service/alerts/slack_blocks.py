@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from slack_sdk.errors import SlackObjectFormationError
@@ -26,6 +26,8 @@ SECTION_LIMIT: Final = 3000
 TEXT_BUDGET: Final = 10_000
 PART_LIMIT: Final = 2000
 """What, cause, evidence, commands: four of them stay within the budget."""
+RUNS_LIMIT: Final = 700
+"""Characters of run names, and of what happened to them, in one line of a digest."""
 SHOWN_NUMBERS: Final = 5
 SHOWN_COMMANDS: Final = 6
 MARKS: Final = {"critical": ":rotating_light:", "warning": ":warning:"}
@@ -89,28 +91,25 @@ def alert(message: Message, link: str | None, *, buttons: bool = False) -> list[
 
 
 def digest(messages: Sequence[Message], delivery: str, link: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """(title, blocks) of many alerts: a line a run, the worst first, with everything that happened to it."""
+    """(title, blocks) of many alerts: every run with what happened to it, as far as Slack's limits reach."""
     counts = Counter(m.event for m in messages)
     title = f"{len(messages)} alerts: " + ", ".join(f"{n} x {event}" for event, n in counts.most_common())
     by_run: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
         by_run[str(message.payload.get("run", ""))].append(message)
-    ordered = sorted(by_run, key=lambda run: (-_criticals(by_run[run]), -len(by_run[run]), run))
     blocks: list[Block] = [_header(title)]
     text, spent, shown = "", 0, 0
-    for run in ordered:
-        line = _of_run(run, by_run[run])
+    for line, runs in _lines(by_run):
         if spent + len(line) > TEXT_BUDGET:
             break
         if len(text) + len(line) + 1 > SECTION_LIMIT:
             blocks.append(_section(text))
             text = ""
-        text, spent, shown = f"{text}\n{line}".lstrip("\n"), spent + len(line) + 1, shown + 1
+        text, spent, shown = f"{text}\n{line}".lstrip("\n"), spent + len(line) + 1, shown + runs
     if text:
         blocks.append(_section(text))
-    if rest := len(ordered) - shown:
-        told = sum(len(by_run[run]) for run in ordered[shown:])
-        blocks.append(_section(f"… and {told} alerts of {rest} more runs"))
+    if rest := len(by_run) - shown:
+        blocks.append(_section(f"… and {rest} more runs"))
     if link:
         blocks.append(_section(_link(link, "All in Foreshock")))
     blocks.append(ContextBlock(elements=[_text(f"digest {delivery}")]))
@@ -133,7 +132,26 @@ def note(text: str) -> list[dict[str, Any]]:
     return checked([_section(text)])
 
 
-def _of_run(run: str, messages: Sequence[Message]) -> str:
+def _lines(by_run: Mapping[str, Sequence[Message]]) -> Iterator[tuple[str, int]]:
+    """(line, how many runs it tells of): runs to which the same happened share one, the worst come first."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    rank: dict[str, tuple[int, int]] = {}
+    for run, messages in by_run.items():
+        told = _of_run(messages)
+        alike[told].append(run)
+        worst = (_criticals(messages), len(messages))
+        rank[told] = max(rank.get(told, (0, 0)), worst)
+    for told in sorted(alike, key=lambda told: (*(-n for n in rank[told]), told)):
+        mark = MARKS["critical" if rank[told][0] else "warning"]
+        runs = sorted(alike[told])
+        while runs:
+            some = [runs.pop(0)]
+            while runs and sum(len(run) + 4 for run in some) + len(runs[0]) < RUNS_LIMIT:
+                some.append(runs.pop(0))
+            yield _cut(f"{mark} {', '.join(f'*{escaped(run)}*' for run in some)}: {told}", 2 * RUNS_LIMIT), len(some)
+
+
+def _of_run(messages: Sequence[Message]) -> str:
     by_event: dict[str, list[str]] = defaultdict(list)
     for message in messages:
         payload = message.payload
@@ -141,10 +159,7 @@ def _of_run(run: str, messages: Sequence[Message]) -> str:
         if message.event.startswith("command."):
             about = (payload.get("commands") or [{}])[0].get("kind", "")
         by_event[verb_of(message.event)].append(escaped(about))
-    critical = _criticals(messages)
-    mark = MARKS["critical"] if critical else MARKS["warning"]
-    told = "; ".join(f"{verb} {', '.join(abouts)}" for verb, abouts in by_event.items())
-    return _cut(f"{mark} *{escaped(run)}* {told}", 600)
+    return _cut("; ".join(f"{verb} {', '.join(abouts)}" for verb, abouts in by_event.items()), RUNS_LIMIT)
 
 
 def _criticals(messages: Sequence[Message]) -> int:

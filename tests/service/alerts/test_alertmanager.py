@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.alerts.sink import Sink
 from foreshock_service.alerts.alertmanager import Alertmanager
 from foreshock_service.alerts.base import Later, Message, Never, new_client
 from foreshock_service.alerts.delivery import DeliveryWorker
@@ -19,7 +20,6 @@ from foreshock_service.rules.interface import Evidence, Finding, Outcome, StepVi
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Run
 from tests.servers import Server, alertmanager, wait_for
-from tests.service.alerts.sink import Sink
 
 CONFIG = "route: {receiver: people, group_wait: 0s, group_by: [run]}\nreceivers: [{name: people}]\n"
 

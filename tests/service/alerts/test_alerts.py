@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from benchmarks.alerts.sink import Sink
 from foreshock.wire.commands import Action
 from foreshock_service.alerts.base import Later, Never, new_client
 from foreshock_service.alerts.claims import LEASE_S, MAX_TRIES, back_off, due, take
@@ -25,7 +26,6 @@ from foreshock_service.rules.interface import Evidence, Finding, Outcome, StepVi
 from foreshock_service.settings import Settings
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Delivery, Run, Silence
-from tests.service.alerts.sink import Sink
 
 NOW = 1_000.0
 MakeRun = Callable[..., int]

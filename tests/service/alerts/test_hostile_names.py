@@ -9,10 +9,13 @@ from email.message import EmailMessage
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.alerts.fake_slack import all_text, block_errors
+from benchmarks.alerts.sink import Sink
 from foreshock_service.alerts import slack_blocks
 from foreshock_service.alerts.alertmanager import Alertmanager
 from foreshock_service.alerts.base import Message, new_client
@@ -20,8 +23,6 @@ from foreshock_service.alerts.email import Email
 from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
 from foreshock_service.alerts.words import headline, paragraphs, tame
-from tests.service.alerts.fake_slack import all_text, block_errors
-from tests.service.alerts.sink import Sink
 
 NOW = 1_000.0
 HOSTILE = [
@@ -122,14 +123,11 @@ def test_ordinary_words_stay_as_they_are() -> None:
 
 
 def test_a_digest_of_a_thousand_stays_within_slacks_limits(sink: Sink, client: httpx.Client) -> None:
-    many = [message("x" * 60) for _ in range(1000)]
-    many = [
-        Message(
-            delivery_id=f"{i:032x}", event=m.event, payload={**m.payload, "run": f"lab/{'r' * 100}-{i % 400}"},
-            created_at=NOW,
-        )
-        for i, m in enumerate(many)
-    ]  # fmt: skip
+    many = []
+    for i in range(1000):
+        told = message("x")
+        names = {"run": f"lab/{'r' * 100}-{i % 400}", "incident": {"rule": f"{'x' * 60}{i % 77}"}}
+        many.append(msgspec.structs.replace(told, delivery_id=f"{i:032x}", payload={**told.payload, **names}))
     SlackWebhook(client, sink.url, "http://watch.example").send_digest(many, NOW)
     blocks: list[dict[str, Any]] = sink.bodies()[0]["blocks"]
     assert block_errors(blocks) == []

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from sqlalchemy import update
 
+from benchmarks.alerts.sink import Sink
+from benchmarks.alerts.story import Story
 from foreshock_service.alerts.alertmanager import Alertmanager
 from foreshock_service.alerts.base import Channel, Later, Message, Never, new_client
 from foreshock_service.alerts.claims import MAX_TRIES, back_off
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Delivery, Silence
-from tests.service.alerts.sink import Sink
-from tests.service.alerts.story import Story
 
 NOW = 1_000.0
 MakeRun = Callable[..., int]

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from benchmarks.alerts.story import Story
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.hours import parse
 from foreshock_service.alerts.registry import AlertConfigError, quiet_hours
 from foreshock_service.settings import Settings
 from foreshock_service.store.engine import Store
-from tests.service.alerts.story import Story
 from tests.service.alerts.test_order import Ear
 
 MakeRun = Callable[..., int]

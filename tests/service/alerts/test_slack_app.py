@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from sqlalchemy import select
 
+from benchmarks.alerts import fake_slack
+from benchmarks.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack
+from benchmarks.alerts.story import Story
 from foreshock_service.alerts.base import Later, Never, new_client
 from foreshock_service.alerts.claims import back_off
 from foreshock_service.alerts.delivery import DeliveryWorker
@@ -16,9 +19,6 @@ from foreshock_service.alerts.slack_api import SlackApi, SlackGone
 from foreshock_service.alerts.slack_app import SlackApp
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import AlertThread, Point, SignalName
-from tests.service.alerts import fake_slack
-from tests.service.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack
-from tests.service.alerts.story import Story
 
 NOW = 1_000.0
 MakeRun = Callable[..., int]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.alerts.story import Story
 from foreshock_service.alerts.base import Later, Message, Never
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.hours import parse
 from foreshock_service.api import fleet
 from foreshock_service.store.engine import Store
-from tests.service.alerts.story import Story
 from tests.service.alerts.test_order import Ear
 
 NOW = 1_800_000_000.0

@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 import pytest
 from sqlalchemy import select
 
+from benchmarks.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack
 from foreshock_service.alerts.slack_clicks import Clicks, users
 from foreshock_service.api import slack as slack_routes
 from foreshock_service.commands import protocol
 from foreshock_service.store.models import Audit, CommandRow
-from tests.service.alerts.fake_slack import CHANNEL, TOKEN, FakeSlack
 
 SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
 URL = "/v1/slack/interactions"

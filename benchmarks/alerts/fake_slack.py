@@ -156,7 +156,7 @@ class FakeSlack:
             answer = getattr(self, "_" + method.replace(".", "_"))(_arguments(handler, body))
         _answer(handler, 200, answer)
 
-    def _chat_postMessage(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _chat_postMessage(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         if error := self._refusal(asked):
             return {"ok": False, "error": error}
         thread = asked.get("thread_ts")
@@ -176,16 +176,16 @@ class FakeSlack:
         found[0].text, found[0].blocks, found[0].edits = asked["text"], asked["blocks"], found[0].edits + 1
         return {"ok": True, "channel": asked["channel"], "ts": asked["ts"], "text": asked["text"]}
 
-    def _chat_postEphemeral(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _chat_postEphemeral(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         self.whispers.append(asked)
         return {"ok": True, "message_ts": "1.0"}
 
-    def _files_getUploadURLExternal(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _files_getUploadURLExternal(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         file_id = f"F{len(self._uploads)}"
         self._uploads[file_id] = {**asked, "id": file_id}
         return {"ok": True, "upload_url": f"{self.root}/upload/{file_id}", "file_id": file_id}
 
-    def _files_completeUploadExternal(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _files_completeUploadExternal(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         files = asked["files"] if isinstance(asked["files"], list) else json.loads(asked["files"])
         for file in files:
             kept = self._uploads[file["id"]]
