@@ -32,6 +32,13 @@ HARMLESS = frozenset({"stale_scoring"})
 """Illnesses that must not bring a critical incident."""
 
 
+def default_recordings() -> Path:
+    """Beside the warm-ups, outside the checkout; the folder's name says how the runs were made."""
+    from lab.warmup import cache_folder
+
+    return cache_folder() / f"recordings-v1-onset{ONSET}-steps{STEPS}"
+
+
 @dataclass(frozen=True)
 class Judged:
     """One run: when it broke (steps count from 1), what was found."""
@@ -146,7 +153,7 @@ def main() -> int:
     parser.add_argument("--healthy", type=int, default=20, help="healthy seeds")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each illness")
     parser.add_argument("--illness", action="append", choices=sorted(ILLNESSES), help="default: all")
-    parser.add_argument("--record", type=Path, default=Path("build/lab-recordings"), help="where runs are kept")
+    parser.add_argument("--record", type=Path, default=default_recordings(), help="where runs are kept")
     parser.add_argument("--json", type=Path, help="also write every run's incidents here")
     options = parser.parse_args()
     print("| illness | found | steps after onset | critical | broke | lead to the break | before onset | first |")

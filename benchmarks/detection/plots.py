@@ -59,3 +59,33 @@ def _points(told: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, float, dic
         for name, row in told.items()
         if all(row[column] is not None for column in needed)
     ]
+
+
+def confusion_matrix(matrix: Mapping[str, Mapping[str, int]], path: Path) -> None:
+    """Rows: what was wrong; columns: what was named first; a cell's colour is its share of the row.
+
+    Raises ValueError on an empty matrix.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    if not matrix:
+        raise ValueError("nothing was asked: nothing to draw")
+    rows, columns = (
+        list(matrix),
+        sorted({name for row in matrix.values() for name in row}, key=lambda n: (n == "nothing", n)),
+    )
+    shares = [[matrix[row].get(column, 0) / sum(matrix[row].values()) for column in columns] for row in rows]
+    figure, axis = pyplot.subplots(figsize=(2.6 + 0.75 * len(columns), 1.8 + 0.36 * len(rows)), layout="constrained")
+    axis.imshow(shares, cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            if matrix[row].get(column):
+                axis.text(x, y, str(matrix[row][column]), ha="center", va="center", fontsize=9)
+    axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set(xlabel="named first", ylabel="what was wrong")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from foreshock_service.rules.engine import RuleEngine
-from foreshock_service.rules.interface import StepView
+from foreshock_service.rules.interface import Outcome, StepView
 from foreshock_service.rules.pack import default_pack
+
+Rows = Iterable[tuple[int, Mapping[str, float]]]
 
 
 @dataclass
@@ -19,28 +21,35 @@ class Incident:
     critical: int | None = None
     closed: int | None = None
     edge: str | None = None
+    onset: int | None = None
+    """The first step of the excursion, as the rule dates it."""
 
 
-def incidents(rows: Iterable[tuple[int, Mapping[str, float]]], engine: RuleEngine | None = None) -> list[Incident]:
+def outcomes(rows: Rows, engine: RuleEngine | None = None) -> Iterator[tuple[int, Outcome]]:
     """Folds (step, values) rows through a pack (the shipped one by default). A rule that fails is an error here.
 
     A step that goes backwards begins a new attempt, as a restart in one log does.
     """
     engine = engine or RuleEngine(default_pack())
-    state, found, open_now = engine.initial(), list[Incident](), dict[str, Incident]()
-    attempt, last = 1, -1
+    state, attempt, last = engine.initial(), 1, -1
     for step, values in rows:
         if step <= last:
             attempt += 1
         last = step
-        state, outcome = engine.evaluate(
-            state, StepView(run="bench/run", attempt=attempt, step=step, values=values), 0.0
-        )
+        view = StepView(run="bench/run", attempt=attempt, step=step, values=values)
+        state, outcome = engine.evaluate(state, view, 0.0)
         if outcome.errors:
             raise RuntimeError(f"step {step}: {outcome.errors}")
+        yield step, outcome
+
+
+def incidents(rows: Rows, engine: RuleEngine | None = None) -> list[Incident]:
+    """The incidents of a run, in the order of their opening."""
+    found, open_now = list[Incident](), dict[str, Incident]()
+    for step, outcome in outcomes(rows, engine):
         for finding in outcome.findings:
             if finding.transition == "open":
-                open_now[finding.rule] = Incident(finding.rule, step)
+                open_now[finding.rule] = Incident(finding.rule, step, onset=finding.onset_step)
                 found.append(open_now[finding.rule])
             incident = open_now[finding.rule]
             incident.edge = finding.edge or incident.edge

@@ -11,7 +11,8 @@ in, a `Location` out; `check`, the API and the incidents share it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Final, Literal
 
 import msgspec
@@ -29,12 +30,20 @@ SIGNALS: Final[Mapping[str, tuple[str, ...]]] = {
 CERTAINLY_UP: Final[Mapping[str, float]] = {"policy": 1e-2, "mismatch": 5e-2, "mismatch_current": 5e-2}
 """Nats. Without a band: above this no rounding explains it (bf16 floors measured: policy up to 4.4e-3, mismatch 1.9e-3;
 fp8 weights 2.2e-2)."""
+NEGLIGIBLE: Final[Mapping[str, float]] = {"policy": 1e-4, "mismatch": 1e-3, "mismatch_current": 1e-3}
+"""Nats. Below this a figure must be FAR above its range, as the rules' own `negligible` would have it: three sigma are
+exceeded now and then."""
+FAR: Final = 10.0
 CERTAINLY_FLOOR: Final = 1e-9
 """Nats. Without a band: below this the two sides are the same numbers."""
 CLEAR_SHARE: Final = 0.5
 """(mismatch_current − mismatch) / policy, in kl_k2: near +1 for a training-pass fault, −1 for a scoring-pass one."""
 FOLLOWS_SHARE: Final = 0.1
 """A policy edge below this share of both engine edges does not explain them."""
+SETTLING: Final = 3
+"""Steps whose median says where an edge stands: one step beyond three sigma is no fault yet."""
+JUMP: Final = 10.0
+"""A last step this many times the median counts by itself: a fault that began just now."""
 PROVES_NOTHING: Final = frozenset({"detached", "rollout", "older_weights", "interpolated"})
 """Reasons (`old_source`) for which `policy` has no invariant, so that the two trainer passes cannot be told apart."""
 
@@ -87,6 +96,19 @@ def locate(
     return Location(edge=edge, readings=readings, sentence=_sentence(edge, readings))
 
 
+def settled(window: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The last step's values, the edges' signals as medians of the last steps unless they have just jumped.
+
+    A signal that the last step does not have is missing. Raises IndexError on an empty window.
+    """
+    values = dict(window[-1])
+    for signal in (s for signals in SIGNALS.values() for s in signals):
+        past = [v[signal] for v in window[-SETTLING:] if math.isfinite(v.get(signal, math.nan))]
+        if signal in values and len(past) == SETTLING and past[-1] < JUMP * (middle := median(past)):
+            values[signal] = middle
+    return values
+
+
 def _opposite(policy: EdgeReading, mismatch: Level, current: Level) -> Edge | None:
     up = "up" in (policy.level, mismatch, current)
     if not up:
@@ -135,7 +157,10 @@ def _read(
     # The two engine edges share a floor: where only one of them has a baseline it serves both.
     band = bands.get(signal, bands.get(signal.replace("mismatch_current.", "mismatch.")))
     if band is not None:
-        level: Level = "up" if value > band[2] else "floor"
+        beyond = value > band[2] * (1.0 if value >= NEGLIGIBLE[pair] else FAR)
+        # A range that heavy tails have made very wide excuses nothing that no rounding explains.
+        beyond = beyond or (value > CERTAINLY_UP[pair] and value > FAR * band[1])
+        level: Level = "up" if beyond else "floor"
         return EdgeReading(pair=pair, level=level, signal=signal, value=value, centre=band[1], high=band[2])
     level = "up" if value > CERTAINLY_UP[pair] else "floor" if value < CERTAINLY_FLOOR else "unknown"
     return EdgeReading(pair=pair, level=level, signal=signal, value=value)

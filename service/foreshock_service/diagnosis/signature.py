@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from foreshock_service.diagnosis.causes import CAUSES, Cause, Reading
-from foreshock_service.diagnosis.edges import Location, locate
+from foreshock_service.diagnosis.causes import CAUSES, TRAINER, Cause, Reading
+from foreshock_service.diagnosis.edges import Location, locate, settled
 from foreshock_service.diagnosis.figures import GROWTH_STEPS, Figures
 from foreshock_service.rules.interface import Edge
 
@@ -22,6 +22,8 @@ MIN_KNOWN: Final = 0.4
 CLOSE: Final = 0.15
 CLOSE_EARLY: Final = 0.3
 """Scores nearer than this do not separate two causes; early: before there are enough steps to tell growth."""
+SURE_KNOWN: Final = 0.6
+"""Where less of the best cause's weight is known, causes of which too little is known to rank them stay possible."""
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,8 @@ class RankedCause(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     score: float
     pair: str
+    known: float = 1.0
+    """Share of the cause's weight that is known."""
     family: str | None = None
     speaks_for: tuple[Fact, ...] = ()
     speaks_against: tuple[Fact, ...] = ()
@@ -74,37 +78,61 @@ def diagnose(
     settings: Mapping[str, Any] | None = None,
     notices: Sequence[Mapping[str, Any]] = (),
     evidence: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    causes: Sequence[Cause] = CAUSES,
 ) -> Diagnosis:
-    """Of the steps in `window` (since the onset, oldest first; the last one locates the fault).
+    """Of the steps in `window` (since the onset, oldest first; its last steps locate the fault).
+
+    `causes` are those that are weighed; a token dump brings further readings and causes of its own.
 
     Raises ValueError on an empty window. Costs about a millisecond.
     """
     if not window:
         raise ValueError("a diagnosis needs at least one step")
     bands = bands or {}
-    location = locate(window[-1], bands, missing)
-    ranked = []
-    for cause in CAUSES:
-        pair = _pair_for(location, window)
-        if location.edge not in cause.edges or pair is None:
+    location = locate(settled(window), bands, missing)
+    ranked, possible = list[RankedCause](), list[str]()
+    pair = _pair_for(location, window)
+    for cause in causes:
+        if pair is None or not _can_sit(cause, location):
             continue
         figures = Figures(
             pair=pair, window=window, bands=bands, settings=settings or {}, notices=notices,
             worst_tokens=(evidence or {}).get(pair, ()),
         )  # fmt: skip
-        found = _weigh(cause, cause.read(figures), pair)
-        if found is not None:
+        readings = cause.read(figures)
+        if any(r.veto and r.holds is False for r in readings):
+            continue
+        found = _weigh(cause, readings, pair)
+        if found.known < MIN_KNOWN:
+            possible.append(found.name)
+        elif found.score >= MIN_SCORE:
             ranked.append(found)
     ranked.sort(key=lambda c: (-c.score, c.name))
-    close = CLOSE if len(window) >= GROWTH_STEPS else CLOSE_EARLY
-    between = tuple(c.name for c in ranked if ranked[0].score - c.score < close) if ranked else ()
+    between = _not_separated(ranked, possible, CLOSE if len(window) >= GROWTH_STEPS else CLOSE_EARLY)
     return Diagnosis(
         location=location,
         causes=tuple(ranked),
         abstains=not ranked,
         sentence=_sentence(location, ranked, between),
-        undecided_between=between if len(between) > 1 else (),
+        undecided_between=between,
     )
+
+
+def _can_sit(cause: Cause, location: Location) -> bool:
+    """The cause can be in the pass at fault. What only an engine does leaves the trainer's two passes at one."""
+    if location.edge == "undecided" and location.level("policy") == "up" and not cause.edges & TRAINER - {"undecided"}:
+        return False
+    return location.edge in cause.edges
+
+
+def _not_separated(ranked: Sequence[RankedCause], possible: Sequence[str], close: float) -> tuple[str, ...]:
+    """The leading causes, where they are more than one."""
+    if not ranked:
+        return ()
+    between = [c.name for c in ranked if ranked[0].score - c.score < close]
+    if ranked[0].known < SURE_KNOWN:
+        between += possible
+    return tuple(between) if len(between) > 1 else ()
 
 
 def _pair_for(location: Location, window: Sequence[Mapping[str, float]]) -> str | None:
@@ -118,22 +146,17 @@ def _pair_for(location: Location, window: Sequence[Mapping[str, float]]) -> str 
     return present[0] if present else None
 
 
-def _weigh(cause: Cause, readings: Sequence[Reading], pair: str) -> RankedCause | None:
-    if any(r.veto and r.holds is False for r in readings):
-        return None
+def _weigh(cause: Cause, readings: Sequence[Reading], pair: str) -> RankedCause:
     known = [r for r in readings if r.holds is not None]
-    total = sum(r.weight for r in readings)
-    weight = sum(r.weight for r in known)
-    if not total or weight / total < MIN_KNOWN:
-        return None
-    score = sum(r.weight for r in known if r.holds) / weight * (0.7 + 0.3 * weight / total)
-    if score < MIN_SCORE:
-        return None
+    total, weight = sum(r.weight for r in readings), sum(r.weight for r in known)
+    share = weight / total if total else 0.0
+    score = sum(r.weight for r in known if r.holds) / weight * (0.7 + 0.3 * share) if weight else 0.0
     return RankedCause(
         name=cause.name,
         title=cause.title,
         score=round(score, 3),
         pair=pair,
+        known=round(share, 3),
         family=cause.family,
         speaks_for=tuple(_fact(r) for r in known if r.holds),
         speaks_against=tuple(_fact(r) for r in known if not r.holds),
@@ -151,7 +174,7 @@ def _sentence(location: Location, ranked: Sequence[RankedCause], between: Sequen
             return f"Nothing to explain. {location.sentence}"
         return f"No known signature fits; a probe would tell more. {location.sentence}"
     best = ranked[0]
-    if len(between) > 1:
+    if between:
         names = " or ".join(between)
         decides = best.decided_by[0] if best.decided_by else "a probe"
         return f"{names}: these statistics do not separate them; what decides: {decides}. {location.sentence}"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from foreshock_service.diagnosis.edges import locate
+from foreshock_service.diagnosis.edges import locate, settled
 
 BANDS = {"policy.kl_k2": (1e-6, 1e-5, 1e-4), "mismatch.kl_k3": (1e-4, 5e-4, 2e-3)}
 FLOOR = {"policy.kl_k2": 1e-5, "mismatch.kl_k2": 5e-4, "mismatch.kl_k3": 5e-4,
@@ -65,3 +65,26 @@ def test_a_nan_is_missing_and_not_up() -> None:
 
 def test_zero_is_a_measurement_at_its_floor() -> None:
     assert locate({"policy.kl_k2": 0.0}, {}).level("policy") == "floor"
+
+
+def test_one_step_out_of_range_is_no_fault_and_a_jump_is_one_at_once() -> None:
+    calm, odd = values(), values(mismatch=4e-3, current=4e-3)
+    assert locate(settled([calm, calm, odd]), BANDS).edge is None
+    assert locate(settled([calm, odd, odd]), BANDS).edge == "engine"
+    assert locate(settled([calm, calm, values(mismatch=0.1, current=0.1)]), BANDS).edge == "engine"
+    assert locate(settled([odd]), BANDS).edge == "engine"
+
+
+def test_what_the_last_step_lacks_is_missing_whatever_came_before() -> None:
+    assert locate(settled([values(), values(), {"reward.mean": 1.0}]), BANDS).level("policy") == "missing"
+
+
+def test_a_figure_that_no_rule_would_speak_of_must_be_far_out_of_its_range() -> None:
+    bands = {"policy.kl_k2": (1e-6, 1e-5, 2e-5)}
+    assert locate({"policy.kl_k2": 3e-5}, bands).edge is None
+    assert locate({"policy.kl_k2": 4e-9}, {"policy.kl_k2": (0.0, 1e-13, 3e-13)}).edge == "undecided"
+
+
+def test_a_range_made_wide_by_heavy_tails_excuses_nothing_that_rounding_cannot_explain() -> None:
+    wide = {"policy.kl_k2": (1e-6, 1e-5, 1e-4), "mismatch.kl_k3": (1e-13, 1e-5, 1e3)}
+    assert locate(values(mismatch=0.1, current=0.1), wide).edge == "engine"
