@@ -31,6 +31,7 @@ import torch
 import foreshock
 from foreshock import Command, Monitor
 from foreshock.adapters import megatron_parallel as parallel
+from foreshock.adapters.optimizer import asked_skips, scale_lr, scaled
 from foreshock.guard import guarded
 
 _log = getLogger("foreshock")
@@ -128,7 +129,7 @@ class MegatronAdapter:
             original = self.optimizer.step
             self.optimizer.step = functools.wraps(original)(functools.partial(self._around_step, original))
         handlers: dict[str, Callable[[Command], Any]] = {
-            "scale_lr": self._scale_lr,
+            "scale_lr": functools.partial(scale_lr, self),
             "skip_update": self._skip_update,
             "resync_trainer": self._resync_trainer,
             "checkpoint_now": self._checkpoint_now,
@@ -286,15 +287,8 @@ class MegatronAdapter:
             self.skips -= 1
             result = (False, None, None)
         else:
-            rates = [group["lr"] for group in groups]
-            if self.lr_factor != 1.0:
-                for group in groups:
-                    group["lr"] = group["lr"] * self.lr_factor
-            try:
+            with scaled(self.optimizer, self.lr_factor):  # the scheduler must find the rates that it wrote
                 result = original(*args, **kwargs)
-            finally:  # the scheduler must find the rates that it wrote
-                for group, rate in zip(groups, rates, strict=True):
-                    group["lr"] = rate
         self._stepped(result, groups)
         return result
 
@@ -321,17 +315,8 @@ class MegatronAdapter:
 
     # --- commands ------------------------------------------------------------------------------------------------
 
-    def _scale_lr(self, command: Command) -> Any:
-        factor = float(command.arguments["factor"])
-        if not 0.0 < factor <= 1.0:
-            command.refused(f"factor must be in (0, 1], not {factor}")
-            return None
-        self.lr_factor *= factor
-        self.monitor.notice("settings", lr_factor=self.lr_factor)
-        return {"lr_factor": self.lr_factor}
-
     def _skip_update(self, command: Command) -> Any:
-        self.skips += max(1, int(command.arguments.get("steps", 1)))
+        self.skips += asked_skips(command.arguments)
         return {"updates": self.skips}
 
     def _resync_trainer(self, command: Command) -> Any:

@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 import foreshock
 from foreshock import Command, Monitor, Semantics
+from foreshock.adapters.optimizer import asked_skips, scale_lr
 from foreshock.guard import guarded
 
 _log = getLogger("foreshock")
@@ -140,7 +141,7 @@ class TRLAdapter(TrainerCallback):
         handlers: dict[str, Callable[[Command], Any]] = {
             "enable_is_correction": lambda command: self._set_correction(True, command),
             "disable_is_correction": lambda command: self._set_correction(False, command),
-            "scale_lr": self._scale_lr,
+            "scale_lr": functools.partial(scale_lr, self),
             "skip_update": self._skip_update,
             "checkpoint_now": self._checkpoint_now,
             "stop": self._stop,
@@ -391,15 +392,6 @@ class TRLAdapter(TrainerCallback):
             self.trainer.vllm_importance_sampling_clip_max = cap
         self.monitor.notice("settings", vllm_importance_sampling_correction=on, cap=cap)
 
-    def _scale_lr(self, command: Command) -> Any:
-        factor = float(command.arguments["factor"])
-        if not 0.0 < factor <= 1.0:
-            command.refused(f"factor must be in (0, 1], not {factor}")
-            return None
-        self.lr_factor *= factor
-        self.monitor.notice("settings", lr_factor=self.lr_factor)
-        return {"lr_factor": self.lr_factor}
-
     def _skip_update(self, command: Command) -> Any:
         from accelerate.optimizer import AcceleratedOptimizer
 
@@ -407,7 +399,7 @@ class TRLAdapter(TrainerCallback):
         if not isinstance(optimizer, AcceleratedOptimizer) or not hasattr(optimizer, "_is_overflow"):
             command.refused(f"{type(optimizer).__name__} cannot be made to skip")
             return None
-        self.skips += max(1, int(command.arguments.get("steps", 1)))
+        self.skips += asked_skips(command.arguments)
         return {"updates": self.skips}
 
     def _checkpoint_now(self, command: Command) -> Any:
