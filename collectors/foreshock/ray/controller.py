@@ -61,7 +61,9 @@ class Controller:
 
         from foreshock.frames.identity import run_name
 
-        made = ray.remote(num_cpus=0, max_concurrency=1000, max_restarts=0)(cls)
+        # Any: ray's type stubs know no options of an actor here.
+        actor: Any = ray.remote
+        made = actor(num_cpus=0, max_concurrency=1000, max_restarts=0)(cls)
         name = actor_name(run_name(run, str(arguments.get("project") or "default")))
         return made.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(run, world, **arguments)
 

@@ -35,9 +35,8 @@ def join(*, rank: int, world: int, run: str | None = None, patience_s: float = P
 
     monitor = foreshock.init(run=run, rank=rank, world=world, controller=False, **arguments)
     if monitor.enabled:
-        given = {
-            name: arguments[name] for name in ("url", "token", "project", "spool_dir", "mode") if name in arguments
-        }
+        told = ("url", "token", "project", "spool_dir", "mode")
+        given: dict[str, Any] = {name: arguments[name] for name in told if name in arguments}
         member = Member(monitor, rank, world, patience_s, given)
         monitor.follow(member)
         member.start()

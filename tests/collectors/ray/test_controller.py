@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from foreshock.wire import Action, Command
 from tests.fake_service import FakeService
 
 ray = pytest.importorskip("ray")
+# Workers cannot import this file: what is of it travels with its code.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 WORLD = 3
 

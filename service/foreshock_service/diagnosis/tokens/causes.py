@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -215,4 +216,5 @@ def _uncentred(sums: Sums) -> float | None:
     known = [g for g in sums.groups.values() if g.sequences > 1 and g.squares > 1e-12]
     if len(known) < FEW:
         return None
-    return sum(abs(g.advantage) > 0.1 * (g.sequences * g.squares) ** 0.5 for g in known) / len(known)
+    off = [abs(g.advantage) > 0.1 * math.sqrt(g.sequences * g.squares) for g in known]
+    return sum(off) / len(off)

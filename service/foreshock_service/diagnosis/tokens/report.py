@@ -129,7 +129,7 @@ def diagnose_dump(
         lengths=_bins(sums.lengths, "length"),
         token_ids=_tokens(sums),
         ranks=_places(ranks),
-        lags=_places({f"lag {n}": s for n, s in sums.lags.items() if n >= 0}),
+        lags=_places({f"lag {n}": s.tolist() for n, s in sums.lags.items() if n >= 0}),
     )
 
 

@@ -101,10 +101,11 @@ def _batches(path: Path, table: Any, about: About) -> Iterator[Batch]:
     mask = _values(table, "mask", bool)
     if mask is None:
         raise DumpError(f"{path}: the mask is null")
-    tokens = {name: values for name in _TOKEN_COLUMNS if (values := _values(table, name)) is not None} | {"mask": mask}
+    read = {name: _values(table, name) for name in _TOKEN_COLUMNS}
+    tokens: dict[str, Array] = {name: values for name, values in read.items() if values is not None} | {"mask": mask}
     valid = {name: _valid(table, name) for name in tokens}
     position = _values(table, "position")
-    starts = np.flatnonzero(new_batch)
+    starts = np.flatnonzero(new_batch).tolist()
     for start, end in zip(starts, [*starts[1:], table.num_rows], strict=True):
         edges = np.concatenate([np.flatnonzero(new_row[start:end]), [end - start]])
         columns = {name: v[start:end] for name, v in tokens.items() if valid[name][start:end].any()}
