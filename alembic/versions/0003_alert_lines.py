@@ -14,6 +14,8 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+needed = True
+"""This version's outbox writes the new columns. The version before works on: all of them have a default."""
 
 SEQUENCE = "deliveries_ordinal"
 

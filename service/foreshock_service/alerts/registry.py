@@ -27,36 +27,36 @@ class AlertConfigError(ValueError):
 
 
 def _webhook(settings: Settings, client: httpx.Client, store: Store) -> Channel | None:
-    if settings.webhook_url is None:
+    if not settings.webhook_url:
         return None
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else ""
     return Webhook(client, settings.webhook_url.get_secret_value(), secret, settings.url)
 
 
 def _slack_webhook(settings: Settings, client: httpx.Client, store: Store) -> Channel | None:
-    if settings.slack_webhook_url is None:
+    if not settings.slack_webhook_url:
         return None
     return SlackWebhook(client, settings.slack_webhook_url.get_secret_value(), settings.url)
 
 
 def _slack_app(settings: Settings, client: httpx.Client, store: Store) -> Channel | None:
-    if settings.slack_bot_token is None:
+    if not settings.slack_bot_token:
         return None
     if not settings.slack_channel:
         raise AlertConfigError("FORESHOCK_SLACK_CHANNEL must name the channel that FORESHOCK_SLACK_BOT_TOKEN posts to")
     api = SlackApi(settings.slack_bot_token.get_secret_value(), settings.slack_api_url)
-    buttons = settings.slack_signing_secret is not None
+    buttons = bool(settings.slack_signing_secret)
     return SlackApp(client, api, store, settings.slack_channel, settings.url, buttons=buttons)
 
 
 def _alertmanager(settings: Settings, client: httpx.Client, store: Store) -> Channel | None:
-    if settings.alertmanager_url is None:
+    if not settings.alertmanager_url:
         return None
     return Alertmanager(client, settings.alertmanager_url.get_secret_value(), settings.url)
 
 
 def _email(settings: Settings, client: httpx.Client, store: Store) -> Channel | None:
-    if settings.smtp_url is None:
+    if not settings.smtp_url:
         return None
     url = settings.smtp_url.get_secret_value()
     return Email(client, url, settings.email_from, settings.email_to, settings.url)
@@ -91,7 +91,7 @@ def quiet_hours(settings: Settings) -> dict[str, QuietHours]:
 
 def clicks(settings: Settings) -> Clicks | None:
     """Who may decide by button, where clicks come back at all. Raises AlertConfigError."""
-    if settings.slack_signing_secret is None or settings.slack_bot_token is None:
+    if not settings.slack_signing_secret or not settings.slack_bot_token:
         return None
     try:
         return Clicks(settings.slack_signing_secret.get_secret_value(), users(settings.slack_users))

@@ -52,11 +52,11 @@ def current(store: Store) -> str | None:
 
 
 def accepted() -> frozenset[str]:
-    """Head and head - 1: the revisions this version works with."""
+    """Head and head - 1: the revisions this version works with. Head alone where its migration says `needed`."""
     scripts = ScriptDirectory.from_config(_config(None))
     head = scripts.get_revision("head")
     assert head is not None
-    below = head.down_revision
+    below = None if getattr(head.module, "needed", False) else head.down_revision
     return frozenset({head.revision, *([below] if isinstance(below, str) else [])})
 
 
