@@ -1,4 +1,4 @@
-"""Records answers of the real engines for the fast tests: `python -m tests.engines.record VENV MODEL [sglang|vllm]`.
+"""Records answers of the real engines for the fast tests: `python tests/engines/record.py VENV MODEL [sglang|vllm]`.
 
 Requests go as a watched client sends them. Written to tests/collectors/adapters/engine_answers/.
 """
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-from tests.engines.servers import ROOT, EngineServer
+from servers import ROOT, EngineServer
 
 FOLDER = ROOT / "tests" / "collectors" / "adapters" / "engine_answers"
 PROMPT = [318, 286, 81, 81, 10, 282, 14, 749, 307, 201, 260]
@@ -37,7 +36,6 @@ EXCHANGES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "completions": ("/v1/completions", TEXT | OPENAI | {"logprobs": 0}),
         "completions_stream": ("/v1/completions", TEXT | OPENAI | {"logprobs": 0, "stream": True}),
         "chat": ("/v1/chat/completions", CHAT | OPENAI | {"logprobs": True}),
-        "chat_stream": ("/v1/chat/completions", CHAT | OPENAI | {"logprobs": True, "stream": True}),
         "update_disk_failed": ("/update_weights_from_disk", {"model_path": "/nonexistent", "weight_version": "v9"}),
         "weights_checker": ("/weights_checker", {"action": "checksum"}),
     },

@@ -5,10 +5,12 @@ FORESHOCK_ENGINES is the engines' virtual environment (install.sh), FORESHOCK_EN
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,16 +131,24 @@ class Job:
 
     def incidents(self) -> dict[str, str]:
         """Rule → severity, once every step was judged."""
-        deadline = time.monotonic() + 30
-        while self.served.last_step(self.run) < self.step - 1:
-            assert time.monotonic() < deadline, "the service never judged the last step"
-            time.sleep(0.1)
+        judged(self.served, self.run, self.step - 1)
         return incidents(self.served, self.run)
 
     def close(self) -> None:
         self.watch.close()
         self.monitor.finish()
         self.client.close()
+
+
+def judged(served: Service, run: str, step: int) -> None:
+    """Waits until the service has evaluated a step of a run that it may not have heard of yet."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.HTTPError):
+            if served.last_step(run) >= step:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"the service never judged step {step} of {run}")
 
 
 def incidents(served: Service, run: str) -> dict[str, str]:
@@ -236,6 +246,9 @@ def test_openai_routes_give_ids_and_log_probs(job: Job, route: str, stream: bool
         response = job.post(route, asked)
     assert response.status_code == 200, response.text
     kept = list(job.watch.samples._samples.values())[before:]
+    if (job.kind, stream, route) == ("sglang", True, "/v1/chat/completions"):
+        assert kept == []  # sglang refuses token ids there: the host's request goes as it is
+        return
     assert [(len(one.token_ids), one.finish_reason) for one in kept] == [(8, "length")]
     assert (kept[0].log_probs < 0).all()
 
@@ -255,10 +268,7 @@ def test_the_plugin_alone_tells_of_stale_weights_and_cache(
         time.sleep(1.5)  # the plugin posts from the engine's own process
         number = next(step)
         trainer.end_step(number)
-        deadline = time.monotonic() + 30
-        while served.last_step(run) < number:
-            assert time.monotonic() < deadline, "the service never judged the step"
-            time.sleep(0.1)
+        judged(served, run, number)
         found = httpx.get(served.url + "/v1/incidents", params={"run": run, "status": "unresolved"}, trust_env=False)
         return {incident["rule"] for incident in found.json()["incidents"]}
 

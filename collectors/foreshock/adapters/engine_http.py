@@ -12,18 +12,18 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-import urllib3
-
 from foreshock.adapters.engine_answers import EventStream, Json
+from foreshock.adapters.engine_plain import Asker
 from foreshock.adapters.engine_watch import EngineWatch
-from foreshock.adapters.engine_weights import Digests
 from foreshock.guard import Guard, guarded
 
-ASK_TIMEOUT_S: Final = 120.0
-"""Longest wait for an engine's checksums."""
+REFUSALS: Final = (400, 422)
+"""Statuses with which an engine refuses fields that it does not know or allow."""
+_log = getLogger("foreshock")
 _PASSED_ON: Final = ("authorization", "x-api-key")
 
 
@@ -48,34 +48,6 @@ class Routes(Protocol):
         """(digests, label) of the engine that `get` and `post` speak to."""
 
 
-class PlainClient:
-    """The least client there is, for scripts and tests: `post("/generate", {…})` → (status, decoded JSON)."""
-
-    def __init__(self, url: str, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._pool = urllib3.PoolManager(retries=False, timeout=timeout_s, headers=dict(headers or {}))
-
-    def request(self, method: str, url: str, **kwargs: Any) -> urllib3.BaseHTTPResponse:
-        """One request; `json` is its body."""
-        return self._pool.request(method, url, **kwargs)
-
-    def post(self, path: str, body: Json | None = None) -> tuple[int, Any]:
-        """Status, and the decoded answer (its text where it is no JSON)."""
-        return _read(self.request("POST", self.url + path, json=dict(body or {})))
-
-    def get(self, path: str) -> tuple[int, Any]:
-        """As `post`."""
-        return _read(self.request("GET", self.url + path))
-
-
-def _read(response: urllib3.BaseHTTPResponse) -> tuple[int, Any]:
-    text = response.data.decode("utf-8", "replace")
-    try:
-        return response.status, json.loads(text)
-    except ValueError:
-        return response.status, text
-
-
 class HttpWatch:
     """Watches one client object. `routes` reads what passes."""
 
@@ -83,6 +55,8 @@ class HttpWatch:
         self.watch = watch
         self.guard: Guard = watch.guard
         self.routes = routes
+        self._plain: set[str] = set()
+        """URLs whose requests go as the host made them, since the engine refused what was added."""
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
@@ -109,37 +83,64 @@ class HttpWatch:
     # --- the clients ---------------------------------------------------------------------------------------------
 
     def _around_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
-        call, request = self._httpx_call(request) or (None, request)
-        response = original(request, **kwargs)
-        if call is not None:
+        call, sent = self._httpx_call(request) or (None, request)
+        response = original(sent, **kwargs)
+        if call is not None and self._refused(call, response.status_code):
+            response.close()
+            response = original(request, **kwargs)
+            self._sent_plain(str(request.url), response.status_code)
+        elif call is not None:
             self._httpx_answer(call, response)
         return response
 
     async def _around_async_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
-        call, request = self._httpx_call(request) or (None, request)
-        response = await original(request, **kwargs)
-        if call is not None:
+        call, sent = self._httpx_call(request) or (None, request)
+        response = await original(sent, **kwargs)
+        if call is not None and self._refused(call, response.status_code):
+            await response.aclose()
+            response = await original(request, **kwargs)
+            self._sent_plain(str(request.url), response.status_code)
+        elif call is not None:
             self._httpx_answer(call, response)
         return response
 
     def _around_request(self, original: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
-        call, kwargs = self._keyword_call(method, str(url), kwargs) or (None, kwargs)
-        response = original(method, url, *args, **kwargs)
-        if call is not None:
+        call, sent = self._keyword_call(method, str(url), kwargs) or (None, kwargs)
+        response = original(method, url, *args, **sent)
+        if call is not None and self._refused(call, _status(response)):
+            response = original(method, url, *args, **kwargs)
+            self._sent_plain(str(url), _status(response))
+        elif call is not None:
             self._answer(call, response, bool(kwargs.get("stream")))
         return response
 
     async def _around_aiohttp(self, original: Any, method: str, url: Any, **kwargs: Any) -> Any:
         build = getattr(getattr(original, "__self__", None), "_build_url", str)
         whole = build(url)
-        call, kwargs = self._keyword_call(method, str(whole), kwargs) or (None, kwargs)
-        response = await original(method, url, **kwargs)
-        if call is not None:
+        call, sent = self._keyword_call(method, str(whole), kwargs) or (None, kwargs)
+        response = await original(method, url, **sent)
+        if call is not None and self._refused(call, response.status):
+            response.release()
+            response = await original(method, url, **kwargs)
+            self._sent_plain(str(whole), response.status)
+        elif call is not None:
             stream = "json" not in str(response.headers.get("Content-Type", ""))
             if not stream:
                 await response.read()  # kept by the response: the host reads the same bytes again
             self._answer(call, response, stream)
         return response
+
+    def _refused(self, call: Call, status: int) -> bool:
+        """Whether the engine may have refused what was added: the request then goes again as the host made it."""
+        return call.body is not None and status in REFUSALS
+
+    @guarded()
+    def _sent_plain(self, url: str, status: int) -> None:
+        """The host's own request was answered; where it was taken, that URL is amended no more."""
+        self.watch.unread()
+        if status == 200 and url not in self._plain and len(self._plain) < 100:
+            self._plain.add(url)
+            _log.warning("foreshock: %s takes no request for log-probs and ids: it is not read any more", url)
 
     # --- on the way out ------------------------------------------------------------------------------------------
 
@@ -150,10 +151,14 @@ class HttpWatch:
         origin = f"{split.scheme}://{split.netloc}"
         if origin not in self.watch.weights:
             passed = {k: v for k, v in dict(headers or {}).items() if str(k).lower() in _PASSED_ON}
-            ask = _Asker(origin, passed, self.routes)
+            ask = Asker(origin, passed, self.routes.ask)
             self.watch.engine(origin, ask, self._later)
         query = dict(parse_qsl(split.query))
-        return self.routes.call(origin, split.path.rstrip("/"), query, dict(body or {}))
+        call = self.routes.call(origin, split.path.rstrip("/"), query, dict(body or {}))
+        if call is not None and call.body is not None and url in self._plain:
+            self.watch.unread()
+            return None
+        return call
 
     @guarded()
     def _httpx_call(self, request: Any) -> tuple[Call | None, Any]:
@@ -197,12 +202,12 @@ class HttpWatch:
 
     @guarded()
     def _answer(self, call: Call, response: Any, stream: bool) -> None:
-        status = getattr(response, "status_code", None) or response.status
+        status = _status(response)
         if stream:
             self.watch.unread()
             return
         body = getattr(response, "_body", None) or getattr(response, "content", None) or getattr(response, "data", None)
-        self._whole(call, int(status), body)
+        self._whole(call, status, body)
 
     def _whole(self, call: Call, status: int, body: Any) -> None:
         """An answer that was read in one piece, though it may be a stream's."""
@@ -240,37 +245,6 @@ class HttpWatch:
                 self.guard.caught_in_thread("engine", error)
             if self._work.empty():
                 self._idle.set()
-
-
-class _Asker:
-    """Asks the engine at `origin` for its digests and label, with the host's own credentials."""
-
-    def __init__(self, origin: str, headers: Mapping[str, str], routes: Routes) -> None:
-        self._client = PlainClient(origin, ASK_TIMEOUT_S, headers)
-        self._routes = routes
-        self._absent: set[str] = set()
-
-    def __call__(self, digests: bool) -> tuple[Digests | None, str | None]:
-        found: tuple[Digests | None, str | None] = self._routes.ask(self._get, self._post, digests)
-        return found
-
-    def _get(self, path: str) -> Any:
-        return self._once(path, lambda: self._client.get(path))
-
-    def _post(self, path: str, body: Json) -> Any:
-        return self._once(path, lambda: self._client.post(path, body))
-
-    def _once(self, path: str, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """The answer, or None; a route that is not there is not asked for again."""
-        if path in self._absent:
-            return None
-        try:
-            status, answer = ask()
-        except urllib3.exceptions.HTTPError:
-            return None
-        if status in (404, 405, 501):
-            self._absent.add(path)
-        return answer if status == 200 else None
 
 
 class _Tee:
@@ -314,6 +288,10 @@ def _tee(inner: Any, watch: HttpWatch, call: Call, status: int) -> Any:
 
     base = httpx.AsyncByteStream if isinstance(inner, httpx.AsyncByteStream) else httpx.SyncByteStream
     return type("Tee", (_Tee, base), {})(inner, watch, call, status)
+
+
+def _status(response: Any) -> int:
+    return int(getattr(response, "status_code", None) or response.status)
 
 
 def _decoded(body: Any) -> Any:

@@ -47,6 +47,8 @@ class WeightWatch:
         self._digests: Digests | None = None
         self._label: str | None = None
         self._next_ask_s = 0.0
+        self._epoch = 0
+        """Rises with every call that changes weights or labels, when it begins and when it ends."""
         self._updates = 0
         self._failures: list[str] = []
         self._pushed: str | None = None
@@ -56,9 +58,15 @@ class WeightWatch:
         self._flushed = False
         """A flush came after the push."""
 
+    def changing(self) -> None:
+        """A call that changes weights or labels is on its way: digests asked for from now on may be after it."""
+        with self._lock:
+            self._epoch += 1
+
     def updated(self, ok: bool, *, label: str | None = None, flushed: bool = False, message: str = "") -> None:
         """A push, or a bucket of one, was answered; `flushed` where the engine emptied its cache with it."""
         with self._lock:
+            self._epoch += 1
             self._updates += 1
             self._flushed = False
             if label is not None:
@@ -71,6 +79,7 @@ class WeightWatch:
     def labelled(self, label: str) -> None:
         """The engine was given a version label by itself."""
         with self._lock:
+            self._epoch += 1
             self._pushed, self._labelled = label, True
 
     def flushed(self) -> None:
@@ -108,10 +117,14 @@ class WeightWatch:
             clean = self._flushed or not self._dirty
             self._updates, self._failures, self._pushed = 0, [], None
             self._labelled = self._flushed = False
-        self._run(lambda: self._tell(data, clean))
+            epoch = self._epoch
+        self._run(lambda: self._tell(data, clean, epoch))
 
-    def _tell(self, data: dict[str, Any], clean: bool) -> None:
+    def _tell(self, data: dict[str, Any], clean: bool, epoch: int) -> None:
         before, checked = self._digests, self._look()
+        if epoch != self._epoch:
+            # Another push began meanwhile: whose digests these are, nobody knows.
+            checked = self._digests = self._label = None
         data["version"] = self._label if self._label is not None else str(data.get("pushed", ""))
         if checked is not None:
             data["checksum"] = combined(checked)

@@ -16,7 +16,8 @@ from typing import Any, Final
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE, accept_resync
-from foreshock.adapters.engine_http import Call, HttpWatch, PlainClient
+from foreshock.adapters.engine_http import Call, HttpWatch
+from foreshock.adapters.engine_plain import PlainClient
 from foreshock.adapters.engine_watch import EngineWatch, begin
 from foreshock.adapters.sglang_engine import InProcess
 from foreshock.adapters.sglang_requests import ENGINE, SESSION, UPDATES, Asked, Meaning, asking, digests_of
@@ -84,10 +85,12 @@ class Routes:
             )  # fmt: skip
             return Call(body | changed, self._kept(asked), asked.event)
         if name in (*UPDATES, *SESSION):
+            weights.changing()
             return Call(None, lambda status, answer: self._updated(engine, name, body, status, answer))
         if name == "flush_cache":
             return Call(None, lambda status, _: weights.flushed() if status == 200 else None)
         if name == "update_weight_version":
+            weights.changing()
             label = str(body.get("new_version"))
             return Call(None, lambda status, _: weights.labelled(label) if status == 200 else None)
         if name in EVENTS:
@@ -111,8 +114,11 @@ class Routes:
 
         return answered
 
-    def _openai(self, engine: str, route: str, body: dict[str, Any]) -> Call:
+    def _openai(self, engine: str, route: str, body: dict[str, Any]) -> Call | None:
         self.watch.weights[engine].generating()
+        if route == CHAT and body.get("stream"):
+            self.watch.unread()  # sglang refuses to tell token ids in a chat stream
+            return None
         given = body.get("rid")
         changed: dict[str, Any] = {"return_token_ids": True, "return_meta_info": True}
         if route == CHAT:

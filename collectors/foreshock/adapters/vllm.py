@@ -18,7 +18,8 @@ from typing import Any
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE, accept_resync
-from foreshock.adapters.engine_http import Call, HttpWatch, PlainClient
+from foreshock.adapters.engine_http import Call, HttpWatch
+from foreshock.adapters.engine_plain import PlainClient
 from foreshock.adapters.engine_watch import EngineWatch, begin
 from foreshock.adapters.vllm_engine import AsyncInProcess, InProcess, mode_of
 from foreshock.adapters.vllm_requests import ENGINE, GENERATE, MODES, Asked, loads
@@ -79,6 +80,7 @@ class Routes:
         if name in ("update_weights", "finish_weight_update") or (
             name == "collective_rpc" and loads(body.get("method"))
         ):
+            weights.changing()
             label = body.get("weight_version")
             return Call(
                 None,
@@ -93,6 +95,8 @@ class Routes:
                     weights.flushed()
 
             return Call(None, reset)
+        if name == "update_weight_version":
+            weights.changing()
         act = self._acts(engine, name, query, body)
         return None if act is None else Call(None, lambda status, _: act() if status == 200 else None)
 

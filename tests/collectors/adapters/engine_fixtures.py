@@ -50,6 +50,8 @@ class Replay:
         path = request.url.path
         self.sent.append((path, json.loads(request.content) if request.content else None))
         answer = self.answers[path]
+        if callable(answer):
+            answer = answer(self.sent[-1][1])
         if isinstance(answer, str | Path):
             said = recorded(answer)
             # In pieces, as a network would deliver a stream.
