@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -152,6 +153,7 @@ class AsyncInProcess(_Engine):
     def install(self) -> None:
         """Puts the watch on this engine's instance."""
         self._known: tuple[Digests | None, str | None] = (None, None)
+        self._next_look_s = 0.0
         self.watch.replace(self.engine, "generate", self._around_generate)
         for name in self.METHODS:
             self.watch.replace(self.engine, name, self._around(name))
@@ -205,20 +207,29 @@ class AsyncInProcess(_Engine):
                 self._failed(name, args, kwargs, error)
                 raise
             self._after(name, args, kwargs, answer)
-            await self._look(name)
+            await self._look(name, args, kwargs)
             return answer
 
         return around
 
-    async def _look(self, name: str) -> None:
-        """After a push: the engine's digests, which can only be awaited here."""
+    async def _look(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """After a push: the engine's label, and its digests where they are due; both can only be awaited here."""
+        first = args[0] if args else None
+        if name == "collective_rpc" and not loads(kwargs.get("method", first)):
+            return
         if name not in ("finish_weight_update", "reload_weights", "collective_rpc", "update_weight_version"):
             return
+        began_s, share = time.monotonic(), self.watch.checksum_share
+        due = share > 0 and began_s >= self._next_look_s
         try:
             label = str(await self.engine.get_weight_version())
-            self._known = (merged(await self.engine.compute_weight_checksums()), label)
+            self._known = (merged(await self.engine.compute_weight_checksums()) if due else None, label)
         except Exception as error:
+            self._known = (None, None)
             self.guard.caught("checksums", error)
+        now_s = time.monotonic()
+        if due and share < 1:
+            self._next_look_s = now_s + (now_s - began_s) / share
 
     def _ask(self, digests: bool) -> tuple[Digests | None, str | None]:
         return self._known
