@@ -180,7 +180,7 @@ def configuration(folder: str, plan: Plan, ordered: bool, checkpoint_every: int)
     strategy = SimpleNamespace(strategy_name="megatron_train", strategy_config={"tensor_model_parallel_size": 1})
     config.actor_train = SimpleNamespace(
         name="actor_train", pg_variant="ppo", training_args=training, infer_batch_size=8, strategy_args=strategy,
-        checkpoint_config=None, model_args=SimpleNamespace(dtype="fp32"), **passes,
+        checkpoint_config=None, model_args=SimpleNamespace(dtype="fp32"), offload_nccl=False, **passes,
     )  # fmt: skip
     config.reference = SimpleNamespace(**passes)
     generating = SimpleNamespace(num_return_sequences=plan.settings.group, temperature=1.0, to_dict=dict)
@@ -193,8 +193,11 @@ def configuration(folder: str, plan: Plan, ordered: bool, checkpoint_every: int)
         gamma=1.0, lambd=1.0, advantage_clip=None, whiten_rewards=False, critic_warmup=0, logging_steps=10**9,
         rpc_timeout=None, save_steps=checkpoint_every, output_dir=folder, enable_reference=False, reference_configs={},
         sequence_length=SEQUENCE, seed=42, to_dict=lambda: {"host": "roll"}, resume_from_checkpoint=False,
-        whiten_advantages=plan.settings.whiten, reward_clip=None,
+        whiten_advantages=plan.settings.whiten, reward_clip=None, checkpoint_config={"async_upload": False},
     )  # fmt: skip
+    base = importlib.import_module("roll.configs.base_config")
+    if hasattr(base, "TrainInferCorrectionConfig"):  # ≥ v0.2.0: with every field that its driver reads
+        config.train_infer_correction = base.TrainInferCorrectionConfig()
     return config
 
 

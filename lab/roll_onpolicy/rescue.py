@@ -67,7 +67,7 @@ def jobs_of(options: argparse.Namespace) -> Iterator[Job]:
     for job in wanted:
         path = str(options.out / "runs" / f"{job.name}.json")
         left = tuple(s for s in job.seeds if not (options.resume and Path(path.format(seed=s)).exists()))
-        if left and (not options.only or any(word in job.name for word in options.only)):
+        if left and (not options.only or any(job.name.startswith(w) for w in options.only)):
             yield replace(job, seeds=left)
 
 
@@ -199,7 +199,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=[], help="runs whose name has one of these words")
+    parser.add_argument("--only", nargs="*", default=[], help="runs whose name begins so")
     parser.add_argument("--resume", action="store_true", help="keep the runs already in the folder")
     parser.add_argument("--small", action="store_true", help="half the problems, a short warm-up: for a test")
     parser.add_argument("--summarise", action="store_true", help="run nothing: the table of the runs in the folder")

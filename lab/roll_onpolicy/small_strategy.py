@@ -64,6 +64,8 @@ class Schedule:
 class SmallStrategy(FakeStrategy):
     """See the module. ``masters`` float32; ``history`` the masters at the head of each step, newest last."""
 
+    offload_nccl = False
+
     def __init__(self, worker: Any, rung: Rung, seed: int, plan: Plan, kernel: Any, scaled_loss: bool):
         super().__init__(kernel, scaled_loss)
         self.worker, self.rung, self.plan, self.scaled_loss = worker, rung, plan, scaled_loss
