@@ -18,6 +18,8 @@ from sqlalchemy.orm import Session
 
 TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 3600.0
+AWAY = frozenset({429, 502, 503, 504})
+"""Answers that are about the receiver, not about what was sent."""
 
 
 class ChannelError(Exception):
@@ -106,7 +108,7 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
         return
     if status in (408, 425, 429) or status >= 500:
         after_s = retry_after(answer.headers.get("Retry-After"))
-        raise Later(f"answered {status}", after_s, whole_channel=status == 429)
+        raise Later(f"answered {status}", after_s, whole_channel=status in AWAY)
     raise Never(f"answered {status}")
 
 

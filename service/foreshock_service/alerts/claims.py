@@ -98,6 +98,18 @@ def note(session: Session, delivery_id: str, error: Exception | None, now: float
     logger.warning("alert %s on %s is dead after %d tries: %s", row.id, row.channel, row.attempts, row.last_error)
 
 
+def hasten(session: Session, channel: str, now: float) -> None:
+    """The receiver is back: what waits out its back-off is due now."""
+    session.execute(
+        update(Delivery)
+        .where(
+            Delivery.channel == channel, Delivery.state == "pending", Delivery.next_at > now, Delivery.held_at.is_(None)
+        )
+        .values(next_at=now),
+        execution_options=_UNSYNCED,
+    )
+
+
 def back_off(tries: int) -> float:
     """Seconds until the next try: 5, 10, 20, … up to ten minutes."""
     return float(min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(16, max(0, tries - 1))))

@@ -169,5 +169,8 @@ class DeliveryWorker:
             # A defect of a channel must not stop the others; its alerts are tried again like any failure.
             logger.exception("channel failed on %s", message.delivery_id)
             return Later(f"{type(failed).__name__} in the channel")
-        pause.failures = 0
+        if pause.failures:
+            pause.failures = 0
+            with self._store.write() as session:
+                claims.hasten(session, name, self._clock())
         return None

@@ -15,7 +15,7 @@ from typing import Any, Final
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 
-from foreshock_service.alerts.base import TIMEOUT_S, Later, Never, retry_after
+from foreshock_service.alerts.base import AWAY, TIMEOUT_S, Later, Never, retry_after
 
 URL: Final = "https://slack.com/api/"
 PASSING: Final = frozenset(
@@ -105,5 +105,5 @@ def _failure(error: SlackApiError) -> Later | Never:
     if word in SETUP:
         return Later(f"answered {word}", whole_channel=True)
     if status in (408, 425) or status >= 500 or word in PASSING or word not in (said,):
-        return Later(text, retry_after(headers.get("retry-after")))
+        return Later(text, retry_after(headers.get("retry-after")), whole_channel=status in AWAY)
     return SlackGone(text) if word in GONE else Never(text)
