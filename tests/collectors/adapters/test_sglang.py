@@ -14,21 +14,12 @@ import requests
 
 from foreshock import Semantics
 from foreshock.adapters import sglang
-from foreshock.adapters.engine_http import PlainClient
+from foreshock.adapters.engine_plain import PlainClient
 from tests.collectors.adapters.engine_fixtures import Replay, others, recorded
 from tests.collectors.adapters.engine_watching import Told, rows_of
 
-CHECKSUMS = recorded("sglang_weights_checker")
 CONTROL = {"/model_info": (200, {"weight_version": "v0"}), "/weights_checker": (404, {})}
-EXCHANGES = (
-    "generate",
-    "generate_batch",
-    "generate_stream",
-    "completions",
-    "completions_stream",
-    "chat",
-    "chat_stream",
-)
+EXCHANGES = ("generate", "generate_batch", "generate_stream", "completions", "completions_stream", "chat")
 
 
 @pytest.fixture
@@ -129,6 +120,16 @@ def test_what_is_not_the_engines_passes_untouched(told: Told) -> None:
     assert replay.sent == [("/other", {"prompt": "x"}), ("/v1/models", None)]
 
 
+def test_a_chat_stream_passes_as_it_is_since_sglang_tells_no_ids_there(told: Told) -> None:
+    body = {"messages": [], "stream": True}
+    replay = Replay({"/v1/chat/completions": (200, {"choices": []}), **CONTROL})
+    watch = sglang.wrap(client := replay.client(), told.monitor)
+    client.post("/v1/chat/completions", json=body)
+    assert replay.sent[-1] == ("/v1/chat/completions", body)
+    watch.report()
+    assert told.scalars["engine.unread"] == 1.0
+
+
 def test_an_answer_without_token_ids_is_counted_and_never_retokenised(told: Told) -> None:
     body = {"id": "z", "choices": [{"index": 0, "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]}
     replay = Replay({"/v1/completions": (200, body), **CONTROL})
@@ -142,6 +143,20 @@ def test_an_error_answer_reaches_the_host_and_is_counted(told: Told) -> None:
     replay = Replay({"/generate": (400, {"error": "no"}), **CONTROL})
     watch = sglang.wrap(client := replay.client(), told.monitor)
     assert client.post("/generate", json={"text": "a"}).status_code == 400
+    watch.report()
+    assert told.scalars["engine.unread"] == 1.0
+
+
+def test_an_engine_that_refuses_what_was_added_gets_the_hosts_own_request(told: Told) -> None:
+    def strict(body: Any) -> Any:
+        return (400, {"error": "unknown field"}) if "return_logprob" in body else (200, {"text": "a"})
+
+    replay = Replay({"/generate": strict, **CONTROL})
+    watch = sglang.wrap(client := replay.client(), told.monitor)
+    for _ in range(3):
+        assert client.post("/generate", json={"text": "a"}).json() == {"text": "a"}
+    # Amended once, and never again.
+    assert ["return_logprob" in body for _, body in replay.sent] == [True, False, False, False]
     watch.report()
     assert told.scalars["engine.unread"] == 1.0
 
@@ -186,11 +201,12 @@ def test_pushes_and_flushes_are_told_in_their_order(told: Told, calls: Any, kind
 
 
 def test_a_push_tells_checksum_and_label_of_the_engine_itself(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    checksums = json.loads(recorded("sglang_weights_checker")["body"])
     asked: list[str] = []
 
     def answer(self: PlainClient, path: str, body: Any = None) -> tuple[int, Any]:
         asked.append(path)
-        return (200, json.loads(CHECKSUMS["body"])) if path == "/weights_checker" else (200, {"weight_version": "v0"})
+        return (200, checksums) if path == "/weights_checker" else (200, {"weight_version": "v0"})
 
     monkeypatch.setattr(PlainClient, "post", answer)
     monkeypatch.setattr(PlainClient, "get", answer)
@@ -380,4 +396,4 @@ def test_the_engines_host_can_be_asked_to_resync(told: Told) -> None:
     handler = told.monitor._handlers["resync_engine"]
     assert handler(None) == {"pushed": True}  # type: ignore[arg-type]
     assert calls == [1]
-    assert watch.monitor._kinds() == {"resync_engine"}
+    assert set(watch.monitor._handlers) == {"resync_engine"}
