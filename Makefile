@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test test-engines lint types docs bench latency bench-ingest bench-peers faults lab lab-seed clean
+.PHONY: setup demo test test-engines lint types docs bench latency bench-ingest bench-peers faults soak lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -73,6 +73,9 @@ out/detection-peers/.ready:
 
 faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)
 	$(BIN)/python -m benchmarks.faults
+
+soak: setup  ## 500 simulated runs for minutes: nothing lost, memory and latency flat, frames bounded by retention
+	$(BIN)/python -m benchmarks.soak --json out/soak.json
 
 lab: setup  ## the figures of lab/README.md, from scratch
 	$(BIN)/python -m lab.figures --out out/lab

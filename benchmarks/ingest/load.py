@@ -31,9 +31,9 @@ SCALARS = {f"metric.{i}": 0.1 * i for i in range(24)} | {
 HEALTH_EVERY_S = 0.05
 
 
-def record() -> PairRecord:
+def record(seed: int = 0) -> PairRecord:
     """A real record of 8 sequences of 1,024 tokens in bf16 noise."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     a = -torch.rand(8, 1024, generator=generator) * 3
     accumulator = PairAccumulator()
     accumulator.observe(a, a + 0.01 * torch.randn(8, 1024, generator=generator), torch.ones(8, 1024))
@@ -46,13 +46,15 @@ def values_a_frame(pair: PairRecord) -> int:
     return len(SCALARS) + 2 * len(statistics(pair).values)
 
 
-def bodies(pair: PairRecord, run: str, rank: int, ranks: int, frames: int, count: int) -> Iterator[bytes]:
+def bodies(
+    pair: PairRecord, run: str, rank: int, ranks: int, frames: int, count: int, first_step: int = 0
+) -> Iterator[bytes]:
     """`count` encoded envelopes of one client, in order."""
     client = uuid.uuid4().hex
     for n in range(count):
         items = [
             Frame(
-                sequence=n * frames + i + 1, step=n * frames + i, role="trainer", rank=rank, sealed_s=1.0,
+                sequence=n * frames + i + 1, step=first_step + n * frames + i, role="trainer", rank=rank, sealed_s=1.0,
                 scalars=SCALARS, pairs={"policy": pair, "mismatch": pair}, step_s=1.0,
             )
             for i in range(frames)
@@ -84,6 +86,10 @@ class Connection:
         lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         text = await self._reader.readexactly(int(lengths[0].split(b":")[1]))
         return int(answer[9:12]), text
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
 
 
 class Tally:

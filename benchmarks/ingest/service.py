@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,6 +31,14 @@ class Service:
     def cpu_s(self) -> float:
         """CPU seconds that the service's process and those that evaluate for it have used."""
         return sum(_cpu_s(pid) for pid in (self.pid, *_children(self.pid)))
+
+    def memory_bytes(self) -> int:
+        """Resident bytes that the service's process and its evaluators share with nobody, and a share of the rest."""
+        total = 0
+        for pid in (self.pid, *_children(self.pid)):
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                total += sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+        return total
 
     def disk_bytes(self) -> int:
         """What the database takes on disk, its write-ahead log left out on PostgreSQL and included on SQLite."""
@@ -61,7 +69,7 @@ def _children(pid: int) -> list[int]:
 
 
 @contextmanager
-def service(kind: str) -> Iterator[Service]:
+def service(kind: str, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
     """`foreshock serve` as people start it, with the rates that guard against one busy client lifted."""
     with database(kind) as database_url:
         environment = {
@@ -70,6 +78,7 @@ def service(kind: str) -> Iterator[Service]:
             **os.environ,
             "FORESHOCK_DATABASE_URL": database_url, "FORESHOCK_PORT": "0", "FORESHOCK_LOG_LEVEL": "warning",
             "FORESHOCK_INGEST_RATE_PER_S": "1000000", "FORESHOCK_REQUEST_RATE_PER_S": "1000000",
+            **(settings or {}),
         }  # fmt: skip
         command = [sys.executable, "-m", "foreshock_service.cli", "serve"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

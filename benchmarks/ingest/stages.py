@@ -16,9 +16,12 @@ import pstats
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from benchmarks.ingest.load import bodies, record
 from benchmarks.latency.databases import database
+from foreshock.stats.record import PairRecord
+from foreshock.wire import Envelope
 from foreshock.wire.codec import decode_envelope
 from foreshock_service.alerts.outbox import Outbox
 from foreshock_service.commands.limits import Limits
@@ -26,10 +29,13 @@ from foreshock_service.heap import settle
 from foreshock_service.ingest.arrivals import Arrival
 from foreshock_service.ingest.checks import IngestLimits, check_envelope
 from foreshock_service.ingest.group import store_group
+from foreshock_service.ingest.hooks import Hooks
+from foreshock_service.ingest.steps import Seen
 from foreshock_service.introductions import Engines, evaluator_rooms, ingest_hooks
 from foreshock_service.rules.pack import PackFile
 from foreshock_service.store import migrate
 from foreshock_service.store.engine import Store
+from foreshock_service.store.retention import ensure_partitions
 from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 
@@ -52,27 +58,96 @@ def postgres_cpu_s() -> float:
     return total / TICKS
 
 
+@dataclass
+class Stages:
+    """A store, an evaluator with the shipped rules, warm: statements are compiled once in a service's life."""
+
+    store: Store
+    evaluator: Evaluator
+    hooks: Hooks
+    limits: IngestLimits
+    seen: Seen
+
+
 @contextmanager
-def stage(name: str, frames: int, profiled: str) -> Iterator[None]:
-    """Prints what the block cost a frame."""
+def open_stages(url: str, pair: PairRecord) -> Iterator[Stages]:
+    """The stages on an empty database, after a few frames of a run of their own."""
+    store = Store(url)
+    migrate.upgrade(store)
+    with store.write() as session:
+        ensure_partitions(session, time.time())
+    rooms = evaluator_rooms(Engines(PackFile(None)), Limits(), Outbox(()))
+    stages = Stages(store, Evaluator(store, Hub(), rooms), ingest_hooks(Limits()), IngestLimits(), Seen())
+    for rank in range(2):
+        _store(stages, [decode_envelope(body) for body in bodies(pair, "bench/warm", rank, 2, 16, 4)])
+    _drain(stages.evaluator.evaluate_due)
+    yield stages
+    store.close()
+
+
+def _store(stages: Stages, envelopes: list[Envelope]) -> None:
+    arrivals = [Arrival(envelope, time.time()) for envelope in envelopes]
+    for first in range(0, len(arrivals), GROUP):
+        with stages.store.write() as session:
+            some = arrivals[first : first + GROUP]
+            store_group(session, some, stages.hooks, stages.limits, time.time(), stages.seen)
+
+
+@dataclass
+class Cost:
+    """CPU, wall and PostgreSQL's CPU, in µs a frame."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    postgres: float = 0.0
+
+
+@contextmanager
+def stage(name: str, frames: int, profiled: str = "") -> Iterator[Cost]:
+    """What the block costs a frame, filled in when it ends."""
     profiler = cProfile.Profile(time.process_time) if profiled == name else None
+    cost = Cost()
     theirs, mine, wall = postgres_cpu_s(), time.process_time(), time.perf_counter()
     if profiler:
         profiler.enable()
-    yield
+    yield cost
     if profiler:
         profiler.disable()
-    mine, wall, theirs = time.process_time() - mine, time.perf_counter() - wall, postgres_cpu_s() - theirs
-    print(
-        f"{name:9s} {1e6 * mine / frames:8.1f} µs CPU a frame, {1e6 * wall / frames:8.1f} µs wall,"
-        f" {1e6 * theirs / frames:8.1f} µs in PostgreSQL"
-    )
+    cost.cpu = 1e6 * (time.process_time() - mine) / frames
+    cost.wall = 1e6 * (time.perf_counter() - wall) / frames
+    cost.postgres = 1e6 * (postgres_cpu_s() - theirs) / frames
     if profiler:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
 
+def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "") -> dict[str, float]:
+    """All three stages over `work`: µs of CPU a frame of each, their sum, and PostgreSQL's."""
+    envelopes: list[Envelope] = []
+    frames = sum(len(decode_envelope(body).frames) for body in work)
+    with stage("decode", frames, profiled) as decoding:
+        for body in work:
+            envelope = decode_envelope(body)
+            check_envelope(envelope, stages.limits)
+            envelopes.append(envelope)
+    with stage("store", frames, profiled) as storing:
+        _store(stages, envelopes)
+    before = stages.evaluator.counts.steps
+    with stage("evaluate", frames, profiled) as evaluating:
+        _drain(stages.evaluator.evaluate_due)
+    evaluated = stages.evaluator.counts.steps - before
+    if evaluated * ranks != frames:
+        raise SystemExit(f"{evaluated} steps of {ranks} ranks evaluated out of {frames} frames")
+    costs = {"decode": decoding, "store": storing, "evaluate": evaluating}
+    return {
+        **{f"{name}_us": round(cost.cpu, 1) for name, cost in costs.items()},
+        "cpu_us": round(sum(cost.cpu for cost in costs.values()), 1),
+        "postgres_us": round(sum(cost.postgres for cost in costs.values()), 1),
+        "wall_us": round(sum(cost.wall for cost in costs.values()), 1),
+    }
+
+
 def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) -> None:
-    """All three stages over `envelopes` of each of `runs` × 8 ranks."""
+    """Prints the stages' costs over `envelopes` of each of `runs` × 8 ranks."""
     pair = record()
     clients = [
         list(bodies(pair, f"bench/{run}", rank, RANKS, frames, envelopes))
@@ -80,37 +155,13 @@ def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) ->
         for rank in range(RANKS)
     ]
     work = [body for turn in zip(*clients, strict=True) for body in turn]
-    total = len(work) * frames
-    print(f"{kind}: {total} frames in envelopes of {frames}, {len(work[0]) // frames} bytes a frame, {runs} runs")
-    with database(kind) as url:
-        store = Store(url)
-        migrate.upgrade(store)
-        limits = IngestLimits()
-        hub = Hub()
-        hooks = ingest_hooks(Limits())
-        evaluator = Evaluator(store, hub, evaluator_rooms(Engines(PackFile(None)), Limits(), Outbox(())))
-        for first in range(2):
-            # Statements are compiled and plans prepared once in a service's life.
-            warm = [decode_envelope(b) for b in bodies(pair, "bench/warm", first, 2, frames, 4)]
-            with store.write() as session:
-                store_group(session, [Arrival(e, time.time()) for e in warm], hooks, limits, time.time())
-        _drain(evaluator.evaluate_due)
+    with database(kind) as url, open_stages(url, pair) as stages:
         settle()
-        before = evaluator.counts.steps
-        with stage("decode", total, profiled):
-            decoded = [decode_envelope(body) for body in work]
-            for envelope in decoded:
-                check_envelope(envelope, limits)
-        arrivals = [Arrival(envelope, time.time()) for envelope in decoded]
-        with stage("store", total, profiled):
-            for first in range(0, len(arrivals), GROUP):
-                with store.write() as session:
-                    store_group(session, arrivals[first : first + GROUP], hooks, limits, time.time())
-        with stage("evaluate", total, profiled):
-            _drain(evaluator.evaluate_due)
-        steps, failed = evaluator.counts.steps - before, evaluator.counts.failed_steps
-        print(f"{steps} of {total // RANKS} steps evaluated, {failed} failed")
-        store.close()
+        found = measured(stages, work, RANKS, profiled)
+    print(
+        f"{kind}, {len(work) * frames} frames of {len(work[0]) // frames} bytes in envelopes of {frames}, µs a frame:"
+    )
+    print("  " + ", ".join(f"{name.removesuffix('_us')} {us}" for name, us in found.items()))
 
 
 def _drain(look: Callable[[], float]) -> None:

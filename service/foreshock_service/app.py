@@ -149,7 +149,12 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
             DeliveryWorker(store, {name: told}, digest_over=settings.digest_over, quiet=quiet, name=f"alerts_{name}")
             for name, told in channels.items()
         ),
-        Upkeep(store, settings.frames_retention_days, deliveries_days=settings.deliveries_retention_days),
+        Upkeep(
+            store,
+            settings.frames_retention_days,
+            deliveries_days=settings.deliveries_retention_days,
+            every_s=settings.upkeep_s,
+        ),
     ]
     channel = None
     if store.dialect == "postgresql":

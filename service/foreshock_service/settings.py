@@ -65,6 +65,7 @@ class Settings(BaseSettings):
     frames_retention_days: float = _setting(
         7.0, "days", "How long raw frames are kept; merged points stay until the run is deleted.", gt=0, le=3650
     )
+    upkeep_s: float = _setting(3600.0, "seconds", "Time between looks for what is old enough to go.", gt=0, le=86_400)
     deliveries_retention_days: float = _setting(
         30.0, "days", "How long sent or dead deliveries stay listed.", gt=0, le=3650
     )

@@ -72,7 +72,8 @@ class Figures:
             index = (cumulated < rank[:, None]).sum(axis=1)
             values = np.append(_midpoints()[used], np.nan)[np.where(total > 0, index, len(used))]
             self._quantiles[name, share] = values
-        return self._quantiles[name, share]
+        found: Array = self._quantiles[name, share]
+        return found
 
     @cached_property
     def _cumulations(self) -> dict[str, IntArray]:
@@ -83,7 +84,8 @@ class Figures:
         counts, used = self._dense[name]
         total = counts.sum(axis=1)
         above = np.where(_midpoints()[used][None, :] > value[:, None], counts, 0).sum(axis=1)
-        return np.where(total > 0, above, np.nan) / np.maximum(total, 1)
+        share: Array = np.where(total > 0, above, np.nan) / np.maximum(total, 1)
+        return share
 
 
 Formula = Callable[[Figures], Answer]
@@ -153,7 +155,8 @@ def _clip(name: str) -> Formula:
 
 def _seq_ess(f: Figures) -> Array:
     weights = f.many["seq_weights"].T
-    return np.minimum(1.0, weights[1] ** 2 / (f.sequences * weights[2]))
+    share: Array = np.minimum(1.0, weights[1] ** 2 / (f.sequences * weights[2]))
+    return share
 
 
 COUNT_STATISTICS = ("tokens", "sequences", "nonfinite", "sentinels", "overflow")
@@ -219,7 +222,8 @@ def reasons_of(many: Stack, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
 
     def note(rows: Mask, statistics: tuple[str, ...], reason: int) -> None:
         if rows.any():
-            codes[np.ix_(rows, [where[name] for name in statistics if name in where])] = reason
+            columns = np.array([where[name] for name in statistics if name in where], dtype=np.intp)
+            codes[np.ix_(np.flatnonzero(rows), columns)] = reason
 
     counts = many.counts
     empty = counts["tokens"] == 0

@@ -5,19 +5,19 @@ Legend: N records, G groups, R members of the largest group, F float columns, K 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from foreshock.stats.record import EVIDENCE_TOKENS, PairRecord
 from foreshock.stats.sketch import KEPT_BUCKETS
 
+Element = TypeVar("Element", bound=np.generic)
 IntArray = npt.NDArray[np.int64]
 Array = npt.NDArray[np.float64]
 
@@ -25,6 +25,7 @@ COUNTS = (
     "masked", "tokens", "nonfinite", "sentinels", "overflow", "zeros", "positives", "tail", "clip_tokens", "clip_low",
     "clip_high", "sequences", "seq_zeros", "split", "unplaced", "first_tokens",
 )  # fmt: skip
+_counts_of = attrgetter(*COUNTS)
 SKETCHES = ("abs_sketch", "seq_abs_sketch", "seq_corr_sketch")
 WIDTHS = {
     "logp": 7, "prob": 5, "sums": 5, "extremes": 3, "seq_sums": 5, "seq_weights": 3, "first_abs": 1, "decile_abs": 10,
@@ -142,15 +143,13 @@ def _float_row(r: PairRecord) -> list[float]:
 
 def _columns(records: Sequence[PairRecord]) -> Stack:
     n = len(records)
-    floats = np.frombuffer(array("d", chain.from_iterable(map(_float_row, records))), dtype=np.float64).reshape(n, F)
-    tuples = [msgspec.structs.astuple(r) for r in records]
-    counts = _ints(chain.from_iterable(t[:15] for t in tuples)).reshape(n, 15).T
-    by_name = dict(zip(COUNTS[:15], counts, strict=True))
-    by_name["first_tokens"] = _ints([r.first_tokens for r in records])
+    floats = np.fromiter(chain.from_iterable(map(_float_row, records)), dtype=np.float64, count=n * F).reshape(n, F)
+    counts = _ints(chain.from_iterable(map(_counts_of, records)), n * len(COUNTS)).reshape(n, len(COUNTS)).T
+    by_name = dict(zip(COUNTS, np.ascontiguousarray(counts), strict=True))
     zeros = [0] * 10
     return Stack(
         counts=by_name,
-        decile_tokens=_ints(chain.from_iterable(r.decile_tokens or zeros for r in records)).reshape(n, 10),
+        decile_tokens=_ints(chain.from_iterable(r.decile_tokens or zeros for r in records), 10 * n).reshape(n, 10),
         floats=floats,
         sequenced=np.array([bool(r.seq_sums) for r in records], dtype=bool),
         sketches={name: _sparse([getattr(r, name) for r in records]) for name in SKETCHES},
@@ -159,14 +158,14 @@ def _columns(records: Sequence[PairRecord]) -> Stack:
     )
 
 
-def _ints(values: Iterable[int]) -> IntArray:
-    return np.frombuffer(array("q", values), dtype=np.int64)
+def _ints(values: Iterable[int], count: int) -> IntArray:
+    return np.fromiter(values, dtype=np.int64, count=count)
 
 
 def _sparse(packed: list[list[int]]) -> Sketches:
     """Packed sketches (`sketch.pack`) of N records unpacked together. Raises ValueError for a bucket outside."""
-    lengths = np.array([len(p) for p in packed], dtype=np.int64)
-    entries = _ints(chain.from_iterable(packed))
+    lengths = _ints(map(len, packed), len(packed))
+    entries = _ints(chain.from_iterable(packed), int(lengths.sum()))
     row = np.repeat(np.arange(len(packed)), lengths)
     starts = np.cumsum(lengths) - lengths
     filled = lengths > 0
@@ -186,9 +185,10 @@ def _sparse(packed: list[list[int]]) -> Sketches:
 
 
 def _tokens(records: Sequence[PairRecord]) -> Tokens:
-    ids = _ints(chain.from_iterable(r.evidence_ids for r in records)).reshape(-1, 3)
+    lengths = [len(r.evidence_ids) for r in records]
+    ids = _ints(chain.from_iterable(r.evidence_ids for r in records), sum(lengths)).reshape(-1, 3)
     logps = np.frombuffer(b"".join([r.evidence_logps for r in records]), dtype="<f4").reshape(-1, 2)
-    row = np.repeat(np.arange(len(records)), [len(r.evidence_ids) // 3 for r in records])
+    row = np.repeat(np.arange(len(records)), np.array(lengths, dtype=np.int64) // 3)
     return Tokens(row, ids, logps)
 
 
@@ -205,7 +205,7 @@ def pool(many: Stack, group_N: IntArray, groups: int) -> Stack:
         counts={name: spread.added(column) for name, column in many.counts.items()},
         decile_tokens=spread.added(many.decile_tokens),
         floats=floats,
-        sequenced=spread.filled(many.sequenced, False).any(axis=1),
+        sequenced=np.bincount(group_N[many.sequenced], minlength=groups) > 0,
         sketches={name: Sketches(group_N[kept.row], kept.bucket, kept.count) for name, kept in many.sketches.items()},
         evidence=_worst(many.evidence, group_N, groups),
         missing=_reasons(many, group_N, groups),
@@ -228,21 +228,21 @@ class Spread:
         slot[order] = np.arange(len(group_N)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return Spread(group_N, slot, sizes)
 
-    def filled(self, rows: npt.NDArray[np.generic], empty: float) -> npt.NDArray[np.generic]:
+    def filled(self, rows: npt.NDArray[Element], empty: float) -> npt.NDArray[Element]:
         shape = (len(self.sizes), int(self.sizes.max(initial=1)), *rows.shape[1:])
         placed = np.full(shape, empty, dtype=rows.dtype)
         placed[self.group, self.slot] = rows
         return placed
 
     def added(self, rows: IntArray) -> IntArray:
-        total: IntArray = self.filled(rows, 0).sum(axis=1)  # type: ignore[assignment]
+        total: IntArray = self.filled(rows, 0).sum(axis=1)
         return total
 
     def summed(self, rows: Array) -> Array:
-        return exact_sum(self.filled(rows, 0.0))  # type: ignore[arg-type]
+        return exact_sum(self.filled(rows, 0.0))
 
     def highest(self, rows: Array) -> Array:
-        top: Array = self.filled(rows, -np.inf).max(axis=1)  # type: ignore[assignment]
+        top: Array = self.filled(rows, -np.inf).max(axis=1)
         return top
 
 

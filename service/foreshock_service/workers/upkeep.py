@@ -28,21 +28,23 @@ class Upkeep:
         keep_days: float,
         *,
         deliveries_days: float = 30.0,
+        every_s: float = EVERY_S,
         owner: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._keep_days = keep_days
         self._deliveries_days = deliveries_days
+        self._every_s = every_s
         self._owner = owner or leases.owner_name()
         self._clock = clock
         self._woken = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
-        """A round at the start and then every hour, until `stop` is set."""
+        """A round at the start and then every `every_s`, until `stop` is set."""
         while not stop.is_set():
             self.once()
-            self._woken.wait(EVERY_S)
+            self._woken.wait(self._every_s)
 
     def interrupt(self) -> None:
         """Lets `run` see that it shall stop."""
