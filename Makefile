@@ -26,14 +26,21 @@ demo: setup  ## a real small RL job that collapses, caught and rescued (about th
 test: setup  ## everything that runs without a GPU
 	$(BIN)/pytest
 
-test-engines: setup out/engines/.ready  ## both real rollout engines on the CPU: 3.5 GB, ten minutes
-	FORESHOCK_ENGINES=$(CURDIR)/out/engines FORESHOCK_ENGINES_MODEL=$(CURDIR)/out/engines/tiny $(BIN)/pytest tests/engines
-	PYTHONPATH=collectors:. out/engines/bin/python -m benchmarks.hosts.engines sglang --model out/engines/tiny
-	PYTHONPATH=collectors:. out/engines/bin/python -m benchmarks.hosts.engines vllm --model out/engines/tiny
+ENGINES := out/engines
+CASES = PYTHONPATH=collectors:. $(ENGINES)/bin/python -m benchmarks.hosts.engines
 
-out/engines/.ready: tests/engines/install.sh tests/engines/sglang-cpu.txt
-	PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) tests/engines/install.sh out/engines
-	out/engines/bin/python tests/engines/models.py tiny out/engines/tiny
+test-engines: setup $(ENGINES)/.ready  ## both real rollout engines on the CPU: 3.5 GB, about a quarter of an hour
+	FORESHOCK_ENGINES=$(CURDIR)/$(ENGINES) FORESHOCK_ENGINES_MODEL=$(CURDIR)/$(ENGINES)/tiny $(BIN)/pytest tests/engines
+	$(CASES) sglang --model $(ENGINES)/smol --tokens 32
+	$(CASES) vllm --model $(ENGINES)/smol --tokens 32
+	$(CASES) vllm --model $(ENGINES)/smol --tokens 32 --only processed
+	$(CASES) sglang --model $(ENGINES)/tiny --tokens 32 --only throughput
+	$(CASES) vllm --model $(ENGINES)/tiny --tokens 32 --only throughput
+
+$(ENGINES)/.ready: tests/engines/install.sh tests/engines/sglang-cpu.txt tests/engines/models.py
+	PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) tests/engines/install.sh $(ENGINES)
+	$(ENGINES)/bin/python tests/engines/models.py tiny $(ENGINES)/tiny
+	$(ENGINES)/bin/python tests/engines/models.py smol $(ENGINES)/smol
 	touch $@
 
 lint: setup
