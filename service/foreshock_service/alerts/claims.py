@@ -51,11 +51,16 @@ def due(session: Session, channel: str, now: float, most: int, quiet_until: floa
 
 
 def take(session: Session, rows: Sequence[Delivery], now: float) -> list[Message]:
-    """Leases those rows that nobody else took since they were read; as messages, in the order given."""
+    """Leases those rows that nobody else took since they were read; as messages, in the order given.
+
+    Where another replica has just taken a line's head, the rest of the line is left to it as well.
+    """
     last = _last_sent(session, rows)
-    taken = []
+    taken, lost = [], set[str]()
     for row in rows:
         line = row.line or row.id
+        if line in lost:
+            continue
         message = Message(
             delivery_id=row.id,
             event=row.event,
@@ -67,6 +72,8 @@ def take(session: Session, rows: Sequence[Delivery], now: float) -> list[Message
         )
         if _change(session, row, state="sending", lease_until=now + LEASE_S, attempts=row.attempts + 1, held_at=None):
             taken.append(message)
+        else:
+            lost.add(line)
     return taken
 
 

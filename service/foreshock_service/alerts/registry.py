@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -16,7 +17,7 @@ from foreshock_service.alerts.slack_app import SlackApp
 from foreshock_service.alerts.slack_clicks import Clicks, users
 from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
-from foreshock_service.settings import Settings
+from foreshock_service.settings import LOOPBACK_NAMES, Settings
 from foreshock_service.store.engine import Store
 
 Make = Callable[[Settings, httpx.Client, Store], Channel | None]
@@ -44,6 +45,9 @@ def _slack_app(settings: Settings, client: httpx.Client, store: Store) -> Channe
         return None
     if not settings.slack_channel:
         raise AlertConfigError("FORESHOCK_SLACK_CHANNEL must name the channel that FORESHOCK_SLACK_BOT_TOKEN posts to")
+    parts = urlsplit(settings.slack_api_url)
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK_NAMES:
+        raise AlertConfigError("FORESHOCK_SLACK_API_URL must be https: the bot token is not sent in the clear")
     api = SlackApi(settings.slack_bot_token.get_secret_value(), settings.slack_api_url)
     buttons = bool(settings.slack_signing_secret)
     return SlackApp(client, api, store, settings.slack_channel, settings.url, buttons=buttons)

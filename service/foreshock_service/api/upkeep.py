@@ -75,6 +75,7 @@ class DeliveryBody(Body):
     created_at: float
     sent_at: float | None
     last_error: str
+    left_in: str | None = Field(description="How it left: the id of a digest, `thread`, or null for a message alone.")
 
 
 class DeliveriesPage(Body):

@@ -17,7 +17,7 @@ from foreshock_service.alerts.base import Later, Never, new_client
 from foreshock_service.alerts.claims import LEASE_S, MAX_TRIES, back_off, due, take
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.outbox import Outbox
-from foreshock_service.alerts.registry import CHANNELS, configured
+from foreshock_service.alerts.registry import CHANNELS, AlertConfigError, clicks, configured
 from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
 from foreshock_service.commands import protocol
@@ -304,6 +304,24 @@ def test_settings_say_which_channels_there_are_and_hide_their_secrets(store: Sto
     assert {"webhook", "slack_webhook", "slack_app", "alertmanager", "email"} <= set(CHANNELS)
     assert "s3cret" not in repr(settings)
     assert "/hook-path" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"slack_channel": ""}, "SLACK_CHANNEL"),
+        ({"slack_api_url": "http://slack.example/api/"}, "must be https"),
+        ({"slack_users": "ada=operate"}, "SLACK_USERS"),
+    ],
+)
+def test_a_slack_app_that_cannot_work_is_refused_by_name_without_its_secret(
+    store: Store, changes: dict[str, str], wrong: str
+) -> None:
+    good = {"slack_bot_token": "xoxb-s3cret", "slack_channel": "C01", "slack_signing_secret": "s3cret"}
+    settings = Settings(**(good | changes))  # type: ignore[arg-type]
+    with pytest.raises(AlertConfigError, match=wrong) as refused:
+        configured(settings, store) and clicks(settings)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_later_and_never_are_kept_apart(client: httpx.Client) -> None:

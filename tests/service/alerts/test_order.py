@@ -14,7 +14,7 @@ from benchmarks.alerts.sink import Sink
 from benchmarks.alerts.story import Story
 from foreshock_service.alerts.alertmanager import Alertmanager
 from foreshock_service.alerts.base import Channel, Later, Message, Never, new_client
-from foreshock_service.alerts.claims import MAX_TRIES, back_off
+from foreshock_service.alerts.claims import MAX_TRIES, back_off, due, take
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Delivery, Silence
@@ -151,6 +151,29 @@ def test_what_is_sent_by_another_replica_is_not_overtaken_here(store: Store, mak
     now[0] += 121
     sending.once()
     assert ear.events() == ["incident.opened", "incident.resolved"]
+
+
+def test_two_replicas_at_the_same_moment_do_not_part_a_line(store: Store, make_run: MakeRun) -> None:
+    story = Story(store, ("ear",))
+    run = make_run()
+    story.happen(run, "open", NOW)
+    story.happen(run, "close", NOW)
+    taken: list[str] = []
+
+    def other() -> None:
+        with store.write() as session:
+            rows = due(session, "ear", NOW, 10)
+            taken.extend(m.event for m in take(session, rows, NOW))
+
+    replica = threading.Thread(target=other)
+    with store.write() as session:
+        opened = due(session, "ear", NOW, 1)
+        assert [m.event for m in take(session, opened, NOW)] == ["incident.opened"]
+        replica.start()
+        # Time for the other one to read, on PostgreSQL, and to wait for the row; SQLite lets it in afterwards.
+        replica.join(0.3)
+    replica.join()
+    assert taken == []
 
 
 def test_a_silenced_alert_does_not_block_and_a_resolution_always_reaches_alertmanager(
