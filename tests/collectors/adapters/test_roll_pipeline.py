@@ -89,12 +89,10 @@ def test_correction_reaches_the_weights_that_rolls_driver_computes(run: Run, ser
     assert min(result["weights"][3:]) > 1e-4
 
 
-def test_rows_that_rolls_own_order_mixes_are_put_back(run: Run, service: FakeService) -> None:
-    run("ROLL_HOME_BEFORE", "--rung", "mixed groups", "--steps", "2")
-    mixed = {f.scalars["group.mixed"] for f in service.frames() if "group.mixed" in f.scalars}
-    assert min(mixed) == 1.0
-    service.items.clear()
-    run("ROLL_HOME_BEFORE", "--rung", "mixed groups", "--steps", "2", FORESHOCK_ROLL_ON_POLICY="exact")
-    mixed = {f.scalars["group.mixed"] for f in service.frames() if "group.mixed" in f.scalars}
-    assert mixed == {0.0}
-    assert any("rows are put back" in str(notice.data.get("text")) for notice in service.notices("note"))
+@pytest.mark.parametrize(("said", "mixed"), [("observe", 1.0), ("exact", 0.0)])
+def test_rows_that_rolls_own_order_mixes_are_put_back(said: str, mixed: float, run: Run, service: FakeService) -> None:
+    run("ROLL_HOME_BEFORE", "--rung", "mixed groups", "--steps", "2", FORESHOCK_ROLL_ON_POLICY=said)
+    found = {f.scalars["group.mixed"] for f in service.frames() if "group.mixed" in f.scalars}
+    assert found == {mixed}
+    told = any("rows are put back" in str(notice.data.get("text")) for notice in service.notices("note"))
+    assert told == (said == "exact")
