@@ -4,7 +4,9 @@
 
 Each run is recorded once into FOLDER (about 15 CPU seconds a run, and 20 for a seed's warm-up) with every statistic
 that the SDK computes, then judged by the shipped pack. *Broke* is the lab's own definition: the five-step mean of the
-reward falls 0.15 below its best and stays. Exits 1 where a healthy seed has a critical incident.
+reward, or the evaluation of the trainer's own weights, falls 0.15 below its best and stays. The last columns are the
+yardstick of `single_statistic.py` on the same runs, and its published lead. Exits 1 where a healthy seed has a critical
+incident.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.detection.single_statistic import PUBLISHED, best_lead, first_break, healthy_ranges
 from benchmarks.detection.watching import Incident, incidents
 
 ONSET, STEPS = 25, 85
+RANGE_SEEDS = 5
+"""Healthy seeds, from 0 on, whose range the yardstick knows."""
 PRECURSORS = frozenset({
     "onpolicy_disagreement", "rollout_mismatch", "frozen_update", "stale_weights", "is_degeneracy", "outlier_sequences",
     "kl_blowup", "entropy_blowup", "entropy_collapse", "gradient_spike", "clip_saturation", "length_runaway",
-    "truncation_surge", "non_finite", "mixed_groups",
+    "length_collapse", "truncation_surge", "non_finite", "mixed_groups",
 })  # fmt: skip
 """Rules that do not read the reward itself."""
 HARMLESS = frozenset({"stale_scoring"})
@@ -41,10 +46,11 @@ def default_recordings() -> Path:
 
 @dataclass(frozen=True)
 class Judged:
-    """One run: when it broke (steps count from 1), what was found."""
+    """One run: when reward or evaluation broke (steps count from 1), what was found."""
 
     illness: str
     seed: int
+    reward_broke: int | None
     broke: int | None
     incidents: list[Incident]
 
@@ -119,10 +125,17 @@ def judged(folder: Path, illness: str, seed: int) -> Judged:
     from lab.figures import break_step
 
     rows = recorded(folder, illness, seed)
-    return Judged(illness, seed, break_step([values["reward.mean"] for _, values in rows]), incidents(rows))
+    broke = break_step([values["reward.mean"] for _, values in rows])
+    return Judged(illness, seed, broke, first_break(rows, break_step), incidents(rows))
 
 
-def line(illness: str, runs: list[Judged]) -> str:
+HEADER = (
+    "| illness | found | steps after onset | critical | reward broke | any broke | lead to the first break "
+    "| best single statistic, its lead | published lead | before onset | first |\n" + "|---" * 11 + "|"
+)
+
+
+def line(illness: str, runs: list[Judged], single: tuple[str, float] | None) -> str:
     """One row of the table."""
     first = [min((i for i in run.incidents if i.opened >= ONSET), key=lambda i: i.opened, default=None) for run in runs]
     ahead = [
@@ -134,15 +147,20 @@ def line(illness: str, runs: list[Judged]) -> str:
         run.broke - step for run, step in zip(runs, ahead, strict=True) if run.broke is not None and step is not None
     ]
     named = sorted({f"{i.rule} ({i.edge})" if i.edge else i.rule for i in first if i is not None})
-    critical = sum(any(i.critical is not None for i in run.incidents) for run in runs)
-    before = sum(i.opened < ONSET for run in runs for i in run.incidents)
-    broke = sum(run.broke is not None for run in runs)
-    lead = f"{statistics.median(leads):.0f} [{min(leads)}, {max(leads)}]" if leads else "-"
-    delay = f"{statistics.median(delays):.0f} [{min(delays)}, {max(delays)}]" if delays else "-"
-    return (
-        f"| {illness} | {len(delays)}/{len(runs)} | {delay} | {critical} | {broke}/{len(runs)} | {lead} | {before} "
-        f"| {', '.join(named) or '-'} |"
-    )
+    cells = [
+        illness,
+        f"{len(delays)}/{len(runs)}",
+        f"{statistics.median(delays):.0f} [{min(delays)}, {max(delays)}]" if delays else "-",
+        sum(any(i.critical is not None for i in run.incidents) for run in runs),
+        f"{sum(run.reward_broke is not None for run in runs)}/{len(runs)}",
+        f"{sum(run.broke is not None for run in runs)}/{len(runs)}",
+        f"{statistics.median(leads):.0f} [{min(leads)}, {max(leads)}]" if leads else "-",
+        f"{single[0]} {single[1]:.0f}" if single else "-",
+        f"{PUBLISHED[illness]:.0f}" if illness in PUBLISHED else "-",
+        sum(i.opened < ONSET for run in runs for i in run.incidents),
+        ", ".join(named) or "-",
+    ]
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 def main() -> int:
@@ -156,14 +174,15 @@ def main() -> int:
     parser.add_argument("--record", type=Path, default=default_recordings(), help="where runs are kept")
     parser.add_argument("--json", type=Path, help="also write every run's incidents here")
     options = parser.parse_args()
-    print("| illness | found | steps after onset | critical | broke | lead to the break | before onset | first |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(HEADER)
+    ranges = healthy_ranges(recorded(options.record, "none", seed) for seed in range(RANGE_SEEDS))
     runs, wrong = list[Judged](), list[str]()
     for illness, seeds in [("none", options.healthy)] + [
         (n, options.seeds) for n in options.illness or sorted(ILLNESSES)
     ]:
         here = [judged(options.record, illness, seed) for seed in range(seeds)]
-        print(line(illness, here), flush=True)
+        broken = [(recorded(options.record, illness, run.seed), run.broke) for run in here if run.broke is not None]
+        print(line(illness, here, best_lead(broken, ranges, ONSET)), flush=True)
         runs += here
         if illness in HARMLESS | {"none"}:
             wrong += [f"{illness} seed {r.seed}" for r in here if any(i.critical is not None for i in r.incidents)]

@@ -31,7 +31,7 @@ def run(ill_from: int | None, steps: int = 60, seed: int = 0) -> list[tuple[int,
     rows = []
     for step in range(1, steps + 1):
         behind = 0 if ill_from is None or step < ill_from else step - ill_from + 1
-        values = {}
+        values: dict[str, float] = {}
         for pair, floor in (("policy", 1e-5), ("mismatch", 4e-4), ("mismatch_current", 4e-4)):
             kl = floor * random.uniform(0.7, 1.4) + (0.0 if pair == "mismatch" else 4e-3 * behind)
             values |= {

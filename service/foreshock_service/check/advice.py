@@ -77,6 +77,10 @@ ADVICE: Final[dict[str, Advice]] = {
         "Responses grow and earn nothing by it.",
         "Look at samples; check length normalisation of the loss, the end token, and how cut answers are rewarded.",
     ),
+    "length_collapse": Advice(
+        "Responses shrink and the reward falls with them.",
+        "Look at samples; check the end token, stop words and the engine's limits, and any penalty on length.",
+    ),
     "truncation_surge": Advice(
         "Responses are cut by the limit: right answers cannot be finished any more.",
         "Look at samples; raise the limit only if they are sound, else roll back to before it.",

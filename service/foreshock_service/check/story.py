@@ -25,6 +25,7 @@ PHRASES: Final[dict[str, str]] = {
     "gradient_spike": "gradients spiked from step {}",
     "clip_saturation": "clipping saturated from step {}",
     "length_runaway": "length ran away from step {}",
+    "length_collapse": "length collapsed from step {}",
     "truncation_surge": "responses cut from step {}",
     "reward_collapse": "reward broke at step {}",
     "reward_hacking": "reward hacked from step {}",

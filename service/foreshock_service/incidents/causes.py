@@ -12,17 +12,19 @@ from typing import Final
 LEADS_TO: Final[Mapping[str, frozenset[str]]] = {
     "semantics_differ": frozenset({"rollout_mismatch", "is_degeneracy"}),
     "missing_ranks": frozenset({"silent_run"}),
-    "mixed_groups": frozenset({"reward_collapse", "entropy_collapse", "length_runaway", "kl_blowup"}),
+    "mixed_groups": frozenset(
+        {"reward_collapse", "entropy_collapse", "length_runaway", "length_collapse", "kl_blowup"}
+    ),
     "stale_weights": frozenset({"rollout_mismatch", "is_degeneracy", "clip_saturation", "reward_collapse"}),
     "stale_cache": frozenset({"rollout_mismatch", "outlier_sequences", "is_degeneracy", "reward_collapse"}),
     "frozen_update": frozenset({"reward_collapse"}),
     "onpolicy_disagreement": frozenset(
         {"clip_saturation", "kl_blowup", "gradient_spike", "entropy_collapse", "entropy_blowup", "length_runaway",
-         "non_finite", "reward_collapse", "dead_groups"}
+         "length_collapse", "non_finite", "reward_collapse", "dead_groups"}
     ),
     "rollout_mismatch": frozenset(
         {"is_degeneracy", "outlier_sequences", "clip_saturation", "kl_blowup", "gradient_spike", "entropy_collapse",
-         "entropy_blowup", "length_runaway", "non_finite", "reward_collapse", "dead_groups"}
+         "entropy_blowup", "length_runaway", "length_collapse", "non_finite", "reward_collapse", "dead_groups"}
     ),
     "is_degeneracy": frozenset({"gradient_spike", "entropy_collapse", "reward_collapse"}),
     "outlier_sequences": frozenset({"is_degeneracy", "gradient_spike"}),
@@ -33,6 +35,7 @@ LEADS_TO: Final[Mapping[str, frozenset[str]]] = {
     "entropy_collapse": frozenset({"dead_groups", "reward_collapse"}),
     "entropy_blowup": frozenset({"length_runaway", "truncation_surge", "reward_collapse"}),
     "length_runaway": frozenset({"truncation_surge", "reward_collapse"}),
+    "length_collapse": frozenset({"reward_collapse"}),
     "truncation_surge": frozenset({"reward_collapse"}),
     "reward_hacking": frozenset({"length_runaway", "entropy_collapse"}),
     "reward_collapse": frozenset({"dead_groups"}),

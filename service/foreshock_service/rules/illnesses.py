@@ -28,6 +28,7 @@ NAMES: Final[tuple[str, ...]] = (
     "gradient_spike",
     "clip_saturation",
     "length_runaway",
+    "length_collapse",
     "truncation_surge",
     "reward_collapse",
     "reward_hacking",

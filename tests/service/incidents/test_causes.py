@@ -8,8 +8,8 @@ from foreshock_service.rules import illnesses
 DESIGNED = {
     "onpolicy_disagreement", "rollout_mismatch", "stale_weights", "stale_cache", "non_finite", "kl_blowup",
     "is_degeneracy", "outlier_sequences", "entropy_collapse", "entropy_blowup", "gradient_spike", "clip_saturation",
-    "length_runaway", "truncation_surge", "reward_collapse", "reward_hacking", "dead_groups", "mixed_groups",
-    "frozen_update", "semantics_differ", "silent_run", "missing_ranks",
+    "length_runaway", "length_collapse", "truncation_surge", "reward_collapse", "reward_hacking", "dead_groups",
+    "mixed_groups", "frozen_update", "semantics_differ", "silent_run", "missing_ranks",
 }  # fmt: skip
 
 

@@ -38,6 +38,31 @@ def test_length_runaway_is_silent_on_a_calm_run() -> None:
     assert opened(healthy(300), "length_runaway") == []
 
 
+def shrinking(factor: float, reward_slope: float | None, start: int = 40) -> list[StepView]:
+    source, views = random.Random(3), []
+    for step in range(100):
+        late = max(0, step - start)
+        values = {"length.mean": max(3.0, 500 * factor**late + source.gauss(0, 10))}
+        if reward_slope is not None:
+            values["reward.mean"] = 0.5 + reward_slope * late + source.gauss(0, 0.02)
+        views.append(view(step, values))
+    return views
+
+
+def test_length_collapse_is_found_where_the_reward_falls_with_the_responses() -> None:
+    (incident,) = opened(shrinking(0.94, -0.006), "length_collapse")
+    assert [f.transition for f in incident.findings if f.transition != "update"] == ["open", "escalate"]
+    assert incident.opened is not None
+    assert 41 <= incident.opened <= 60
+
+
+def test_length_collapse_is_silent_about_brevity_that_costs_nothing_and_where_no_reward_is_known() -> None:
+    assert opened(shrinking(0.94, 0.002), "length_collapse") == []
+    assert opened(shrinking(0.94, 0.0), "length_collapse") == []
+    assert opened(shrinking(0.94, None), "length_collapse") == []
+    assert opened(healthy(300), "length_collapse") == []
+
+
 def test_truncation_surge_warns_then_is_critical() -> None:
     views = [view(i, {"length.truncated": 0.02 if i < 30 else min(1.0, 0.1 * (i - 29))}) for i in range(60)]
     (incident,) = opened(views, "truncation_surge")
