@@ -141,6 +141,14 @@ def last_digest_at(session: Session, channel: str) -> float | None:
     return session.scalar(query)
 
 
+def elsewhere(session: Session, channel: str, now: float) -> bool:
+    """True while a replica is sending on this channel: it may be a digest, whose end is not noted yet."""
+    sending = select(Delivery.id).where(
+        Delivery.channel == channel, Delivery.state == "sending", Delivery.lease_until > now
+    )
+    return session.scalar(sending.limit(1)) is not None
+
+
 def _ready(session: Session, channel: str, now: float, most: int) -> Sequence[Delivery]:
     earlier = aliased(Delivery)
     waits = or_(

@@ -116,14 +116,22 @@ class DeliveryWorker:
         new = len({row.line or row.id for row in fresh}) if channel.follows else len(fresh)
         if new <= self._digest_over - claims.messages_lately(session, channel.name, now):
             return _Round(alone=claims.take(session, rows, now), threads=threads)
+        wait = self._just_told(session, channel, now)
         directly = claims.take(session, [row for row in rows if row.line in threads], now)
-        before = claims.last_digest_at(session, channel.name)
-        if before is not None and now < before + channel.digest_every_s:
+        if wait:
             return _Round(alone=directly, threads=threads)
         taken = claims.take(session, fresh, now)
         if len(taken) == 1:
             return _Round(alone=[*directly, *taken], threads=threads, counts=True)
         return _Round(alone=directly, together=taken, threads=threads)
+
+    @staticmethod
+    def _just_told(session: Session, channel: Channel, now: float) -> bool:
+        if channel.digest_every_s <= 0:
+            return False
+        before = claims.last_digest_at(session, channel.name)
+        recently = before is not None and now < before + channel.digest_every_s
+        return recently or claims.elsewhere(session, channel.name, now)
 
     def _send_together(self, name: str, channel: Channel, messages: Sequence[Message]) -> None:
         error = self._tried(name, messages[0], lambda: channel.send_digest(messages, self._clock()))
