@@ -87,8 +87,8 @@ soak: setup  ## 500 simulated runs for minutes: nothing lost, memory and latency
 lab: setup  ## the figures of lab/README.md, from scratch
 	$(BIN)/python -m lab.figures --out out/lab
 
-lab-seed: setup  ## the ladder of the on-policy report, from scratch (under 20 minutes on 2 cores)
-	$(BIN)/python -m lab.roll_onpolicy.ladder --out out/lab-seed
+lab-seed: setup  ## the ladder of the on-policy report, from scratch (under 20 minutes on 2 cores); RESUME=--resume goes on
+	$(BIN)/python -m lab.roll_onpolicy.ladder --out out/lab-seed $(RESUME)
 
 clean:
 	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
