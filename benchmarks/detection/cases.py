@@ -1,6 +1,6 @@
 """What `foreshock check` says of 155 real, labelled runs: false alarms on the healthy, catches and leads on the failed.
 
-    python -m benchmarks.detection.cases [--json] [--markdown] [--runs] [--rules PACK]
+    python -m benchmarks.detection.cases [--json] [--markdown] [--signals] [--runs] [--rules PACK]
 
 The runs are public logs without licence and no part of this repository; FORESHOCK_CASES names the folder with them
 (default `../shared/cases`): `index.json` and one JSON-lines file a run. Labels are one reader's.
@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,17 @@ def folder() -> Path:
     return Path(os.environ.get("FORESHOCK_CASES", default))
 
 
-def measure(cases: Path, pack: Pack) -> list[Case]:
-    """Every run of `index.json` through the rules. Raises FileNotFoundError where the folder is absent."""
+def measure(cases: Path, pack: Pack, labels: Collection[str] = (), hidden: frozenset[str] = frozenset()) -> list[Case]:
+    """Every run of `index.json` (of these labels, if any are given) through the rules, as if `hidden` were not logged.
+
+    Raises FileNotFoundError where the folder is absent.
+    """
     index = json.loads((cases / "index.json").read_text(encoding="utf-8"))
     measured = []
     for entry in index:
-        report = check(cases / entry["file"], pack)
+        if labels and entry["label"] not in labels:
+            continue
+        report = check(cases / entry["file"], pack, hidden=hidden)
         measured.append(
             Case(
                 id=entry["id"],
@@ -76,7 +81,9 @@ def measure(cases: Path, pack: Pack) -> list[Case]:
                 onset=entry["onset_step"],
                 steps=report.steps,
                 verdict=report.verdict,
-                incidents=[i.to_json() for i in report.incidents],
+                incidents=[
+                    {**i.to_json(), "signal": i.evidence[0].signal if i.evidence else ""} for i in report.incidents
+                ],
                 signals=[s for s in report.signals if not s.startswith("host.")],
                 evidence=entry["evidence"],
             )
@@ -167,6 +174,26 @@ def by_rule(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
     return table
 
 
+def by_signal(cases: Sequence[Case], folder: Path, pack: Pack) -> dict[str, dict[str, Any]]:
+    """Signal that ever spoke → failed runs that log it, in which it spoke first (and at or before the onset), and how
+    many are caught, early and critical when it is taken for not logged. Judges the failed runs once more a signal."""
+    failed = [c for c in cases if c.label in FAILED_LABELS]
+    first = {c.id: min(c.found(), key=lambda i: int(i["opened_step"])) for c in failed if c.caught()}
+    table: dict[str, dict[str, Any]] = {}
+    for signal in sorted({str(i["signal"]) for c in failed for i in c.found()} - {""}):
+        left = measure(folder, pack, FAILED_LABELS, frozenset({signal}))
+        early = [c for c in failed if c.id in first and first[c.id]["signal"] == signal and c.early()]
+        table[signal] = {
+            "logged_by": sum(signal in c.signals for c in failed),
+            "speaks_first": sum(i["signal"] == signal for i in first.values()),
+            "speaks_first_and_early": len(early),
+            "caught_without_it": sum(c.caught() for c in left),
+            "early_without_it": sum(c.early() for c in left),
+            "critical_without_it": sum(bool(c.found("critical")) for c in left),
+        }
+    return table
+
+
 def _share(cases: Sequence[Case], test: Callable[[Case], bool]) -> float | None:
     return round(sum(map(test, cases)) / len(cases), 3) if cases else None
 
@@ -187,7 +214,7 @@ def figures(cases: Sequence[Case]) -> dict[str, Any]:
 def markdown(told: dict[str, Any]) -> str:
     """The tables of README.md."""
     parts = [_table("figure", {name: {h: told[h][name] for h in ("all", "half_a", "half_b")} for name in told["all"]})]
-    parts += [_table("label", told["by_label"]), _table("rule", told["by_rule"])]
+    parts += [_table(name, told[f"by_{name}"]) for name in ("label", "rule", "signal") if f"by_{name}" in told]
     return "\n\n".join(parts)
 
 
@@ -219,6 +246,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="all figures and every run's incidents as JSON")
     parser.add_argument("--markdown", action="store_true", help="the tables of README.md")
     parser.add_argument("--runs", action="store_true", help="a line for each run on which rules and label part")
+    parser.add_argument("--signals", action="store_true", help="also what each signal contributes (half a minute)")
     parser.add_argument("--rules", type=Path, help="a rule pack laid over the shipped one")
     given = parser.parse_args()
     if not (folder() / "index.json").is_file():
@@ -226,6 +254,8 @@ def main() -> int:
         return 2
     cases = measure(folder(), load_pack(given.rules))
     told = figures(cases)
+    if given.signals:
+        told["by_signal"] = by_signal(cases, folder(), load_pack(given.rules))
     if given.json:
         print(json.dumps({**told, "runs": [asdict(c) for c in cases]}, indent=2))
     elif given.markdown:

@@ -95,9 +95,12 @@ class Report:
 
 
 class Judge:
-    """One log. Memory: the engine's state, the incidents, sixteen steps and, if asked for, a bounded trace."""
+    """One log. Memory: the engine's state, the incidents, sixteen steps and, if asked for, a bounded trace.
 
-    def __init__(self, pack: Pack, *, trace: bool = False) -> None:
+    `hidden`: signals that are taken for not logged, to learn what depends on them.
+    """
+
+    def __init__(self, pack: Pack, *, trace: bool = False, hidden: frozenset[str] = frozenset()) -> None:
         self.translator = Translator()
         self.incidents: list[Incident] = []
         self.steps = 0
@@ -112,10 +115,13 @@ class Judge:
         self._last: dict[str, Incident] = {}
         self._recent: deque[StepView] = deque(maxlen=WINDOW)
         self._missing: dict[str, str] = {}
+        self._hidden = hidden
 
     def feed(self, raw: RawStep) -> list[tuple[str, Incident]]:
         """Judges one step. What changed: ('open' | 'escalate' | 'close', incident)."""
         values, missing = self.translator.translate(raw.values)
+        if self._hidden:
+            values = {signal: value for signal, value in values.items() if signal not in self._hidden}
         self._missing = missing
         view = StepView(run=RUN, attempt=raw.attempt, step=raw.step, values=values, missing=missing)
         self._state, outcome = self._engine.evaluate(self._state, view, 0.0)

@@ -24,12 +24,14 @@ def check(
     follow_idle_s: float | None = None,
     trace: bool = False,
     watch: Watch | None = None,
+    hidden: frozenset[str] = frozenset(),
 ) -> Report:
     """The report on one log; one that cannot be read is a report too, with verdict `unreadable`.
 
-    `interval`: steps between two lines where the log has no numbers. Interrupting a followed log ends it.
+    `interval`: steps between two lines where the log has no numbers. Interrupting a followed log ends it. `hidden`:
+    signals taken for not logged.
     """
-    judge = Judge(pack, trace=trace)
+    judge = Judge(pack, trace=trace, hidden=hidden)
     log: Log | None = None
     try:
         log = open_log(path, follow_idle_s=follow_idle_s)

@@ -30,7 +30,7 @@ class Config(BaselineConfig):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """The mismatch's baseline, whether the host ever told of a flush, and the pushes to each engine since its last."""
+    """The mismatch's baseline, whether a cache was ever told of, and the pushes to each engine since its last flush."""
 
     track: Track = FRESH
     flushes: bool = False
@@ -61,7 +61,9 @@ class StaleCache:
                 pushes = {name: n for name, n in pushes.items() if engine and name and name != engine}
             elif kind == "weights" and data.get("side") == "engine":
                 engine = engine if engine in pushes or len(pushes) < ENGINES else ""
-                pushes[engine], told = pushes.get(engine, 0) + 1, True
+                # `clean`: nothing was generated since the last flush, so that nothing old can be kept.
+                pushes[engine], told = 0 if data.get("clean") else pushes.get(engine, 0) + 1, True
+                flushes = flushes or bool(data.get("caching"))
         unflushed = max(pushes.values(), default=0)
         caching = flushes or bool(seen.settings.get("prefix_cache"))
         track, reading = state.track, None

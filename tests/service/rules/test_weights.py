@@ -113,3 +113,14 @@ def test_a_flush_of_one_engine_excuses_no_other() -> None:
     good = [step(i, *both, *flushes) for i in range(3)]
     assert opened(good, "stale_cache") == []
     assert opened([*good, step(3, *both, flushes[0])], "stale_cache")[0].opened == 3
+
+
+def test_an_engine_that_found_tokens_in_its_cache_and_never_flushes_is_seen() -> None:
+    first = step(0, weights("engine", engine="e", clean=True))
+    views = [first, *(step(i, weights("engine", engine="e", clean=False, caching=True)) for i in range(1, 3))]
+    assert opened(views, "stale_cache")[0].opened == 1
+    # Without a cache there is nothing to flush; and where nothing was generated in between, nothing old is in it.
+    without = [first, *(step(i, weights("engine", engine="e", clean=False)) for i in range(1, 3))]
+    assert opened(without, "stale_cache") == []
+    clean = [step(i, weights("engine", engine="e", clean=True, caching=True)) for i in range(3)]
+    assert opened(clean, "stale_cache") == []
