@@ -33,10 +33,10 @@ SIGNALS = 100
 """Values a stored point holds, for the series."""
 
 
-def work_of(pair: PairRecord, runs: int, ranks: int, envelopes: int, name: str) -> list[bytes]:
+def work_of(pair: PairRecord, runs: int, ranks: int, envelopes: int, name: str, frames: int = FRAMES) -> list[bytes]:
     """Envelopes of every rank of every run, turn by turn."""
     clients = [
-        list(bodies(pair, f"bench/{name}{run}", rank, ranks, FRAMES, envelopes))
+        list(bodies(pair, f"bench/{name}{run}", rank, ranks, frames, envelopes))
         for run in range(runs)
         for rank in range(ranks)
     ]
@@ -44,15 +44,23 @@ def work_of(pair: PairRecord, runs: int, ranks: int, envelopes: int, name: str) 
 
 
 def over(kind: str, what: str, most: int) -> list[dict[str, Any]]:
-    """One row for each number of runs or ranks up to `most`: the same 2,048 frames or more, a fresh database each."""
+    """One row for each number of runs or ranks up to `most`, a fresh database each, steps evaluated as they come.
+
+    Runs have 8 ranks that post one frame each a step; with ranks, envelopes of 16 frames come of each.
+    """
     pair, found = record(), []
     sizes = [n for n in ((1, 10, 100, 1000) if what == "runs" else (1, 4, 16, 64, 256)) if n <= most]
     for size in sizes:
-        runs, ranks = (size, 2) if what == "runs" else (1, size)
+        runs, ranks, frames = (size, 8, 1) if what == "runs" else (1, size, FRAMES)
+        rounds = max(2, 64 // runs) if what == "runs" else max(1, 256 // (FRAMES * ranks))
         with database(kind) as url, open_stages(url, pair) as stages:
             settle()
-            work = work_of(pair, runs, ranks, max(1, 64 // (runs * ranks)), "r")
-            found.append({what: size, "frames": len(work) * FRAMES, **measured(stages, work, ranks)})
+            work = work_of(pair, runs, ranks, rounds + 1, "r", frames)
+            each = runs * ranks
+            measured(stages, work[:each], ranks)  # the runs' first step makes them
+            costs = [measured(stages, work[n : n + each], ranks) for n in range(each, len(work), each)]
+            mean = {name: round(sum(c[name] for c in costs) / len(costs), 1) for name in costs[0]}
+            found.append({what: size, "frames": rounds * each * frames, **mean})
     return found
 
 

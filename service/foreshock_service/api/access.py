@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hmac import compare_digest
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -84,18 +85,22 @@ async def identify(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)],
 ) -> Principal:
     """The caller with one of the route's scopes, within its project where the path names one."""
-    principal = await recognise(request, rooms, credentials.credentials if credentials else None)
+    return await admitted(request, rooms, scopes.scopes, credentials.credentials if credentials else None)
+
+
+async def admitted(request: Request, rooms: Rooms, scopes: Sequence[str], secret: str | None) -> Principal:
+    """`identify` for a route that resolves no dependencies, for speed. Raises `Unauthenticated`, `Forbidden`."""
+    principal = await recognise(request, rooms, secret)
     if principal is None:
         raise Unauthenticated("A token that is known, not revoked and not expired is needed.")
-    if not principal.may(*scopes.scopes):
-        raise Forbidden(f"Needs one of these scopes: {', '.join(scopes.scopes)}.")
+    if not principal.may(*scopes):
+        raise Forbidden(f"Needs one of these scopes: {', '.join(scopes)}.")
     project = request.path_params.get("project")
     if project is not None:
         principal.check_project(project)
     return principal
 
 
-Ingester = Annotated[Principal, Security(identify, scopes=["ingest"])]
 Trainer = Annotated[Principal, Security(identify, scopes=["ingest", "read"])]
 Acker = Annotated[Principal, Security(identify, scopes=["ingest", "operate"])]
 Reader = Annotated[Principal, Security(identify, scopes=["read"])]

@@ -87,7 +87,8 @@ def valid_name(word: str) -> bool:
     return re.match(NAME_PATTERN, word) is not None
 
 
-def rooms_of(request: Request) -> Rooms:
+async def rooms_of(request: Request) -> Rooms:
+    """For `Depends`. Asynchronous, or each request would wait for a thread of the pool to look this up."""
     rooms: Rooms = request.app.state.rooms
     return rooms
 
