@@ -7,6 +7,7 @@ distributions are peaked as a language model's are. smol: SmolLM2-135M-Instruct 
 
 from __future__ import annotations
 
+import copy
 import glob
 import json
 import sys
@@ -85,8 +86,13 @@ def make_smol(folder: Path) -> None:
     packed = next(Path(found.origin).parent.glob("*.gguf"))
     model = AutoModelForCausalLM.from_pretrained(str(packed.parent), gguf_file=packed.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(packed.parent), gguf_file=packed.name)
-    save(model, tokenizer, folder, int(model.config.eos_token_id or 0))
-    print(f"smol model in {folder}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    # What was read from GGUF still calls itself quantised, and transformers refuses to save it.
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    save(plain, tokenizer, folder, int(config.eos_token_id or 0))
+    print(f"smol model in {folder}: {sum(p.numel() for p in plain.parameters()):,} parameters")
 
 
 def save(model: Any, tokenizer: Any, folder: Path, end: int) -> None:

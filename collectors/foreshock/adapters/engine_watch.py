@@ -141,9 +141,14 @@ class EngineWatch:
             counts["mixed_versions"] += len({span.version for span in choice.spans}) > 1
             if choice.cached_tokens is not None and choice.prompt_tokens is not None:
                 counts["cached_tokens"] += choice.cached_tokens
+                if choice.cached_tokens:
+                    self._engine_of(engine).cached()
                 counts["prompt_tokens"] += choice.prompt_tokens
         with self._lock:
             self._counts.update(counts)
+
+    def _engine_of(self, engine: str) -> WeightWatch:
+        return self.weights[engine if engine in self.weights else ONE]
 
     def unread(self, answers: int = 1) -> None:
         """Responses that could not be read."""

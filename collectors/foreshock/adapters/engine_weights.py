@@ -1,8 +1,9 @@
 """What happens to one rollout engine's weights and cache: pushes, labels, flushes; told once a push has settled.
 
 A push may come in many buckets, before or after its label and its flush. It has settled when the engine is asked for
-the next response: then one notice `weights` tells of it, and one `flush` follows where no response of the old weights
-can be in the cache. Labels prove nothing, so the engine's own checksums are asked for where it has them.
+the next response: then one notice `weights` tells of it, with `clean` where no state of the old weights can be in the
+cache, and a notice `flush` follows where one came. Labels prove nothing, so the engine's own checksums are asked for
+where it has them.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class WeightWatch:
         """The cache may hold states of responses since the last flush."""
         self._flushed = False
         """A flush came after the push."""
+        self._caching = False
+        """Cached tokens were ever seen."""
 
     def changing(self) -> None:
         """A call that changes weights or labels is on its way: digests asked for from now on may be after it."""
@@ -89,6 +92,10 @@ class WeightWatch:
             if not self._updates and not self._labelled:
                 self._monitor.notice("flush", engine=self.engine)
 
+    def cached(self) -> None:
+        """A response found tokens in the cache: the engine keeps one."""
+        self._caching = True
+
     def event(self, kind: str, **data: Any) -> None:
         """Something else that happened to the engine: pause, resume, sleep, wake."""
         self._monitor.notice(kind, engine=self.engine, **data)
@@ -114,13 +121,16 @@ class WeightWatch:
                 data["pushed"] = self._pushed
             if self._failures:
                 data["message"] = self._failures[0]
-            clean = self._flushed or not self._dirty
+            data["clean"] = not self._dirty
+            if self._caching:
+                data["caching"] = True
+            flushed = self._flushed
             self._updates, self._failures, self._pushed = 0, [], None
             self._labelled = self._flushed = False
             epoch = self._epoch
-        self._run(lambda: self._tell(data, clean, epoch))
+        self._run(lambda: self._tell(data, flushed, epoch))
 
-    def _tell(self, data: dict[str, Any], clean: bool, epoch: int) -> None:
+    def _tell(self, data: dict[str, Any], flushed: bool, epoch: int) -> None:
         before, checked = self._digests, self._look()
         if epoch != self._epoch:
             # Another push began meanwhile: whose digests these are, nobody knows.
@@ -131,7 +141,7 @@ class WeightWatch:
             if before:
                 data["changed_share"] = changed_share(before, checked)
         self._monitor.notice("weights", **data)
-        if clean:
+        if flushed:
             self._monitor.notice("flush", engine=self.engine)
 
     def _look(self) -> Digests | None:

@@ -22,7 +22,9 @@ class InProcess:
     def install(self) -> None:
         """Puts the watch on this engine's instance, and takes its digests."""
         self.weights = self.watch.engine(ONE, self._ask)
-        self._accepted = set(list(inspect.signature(self.engine.generate).parameters)[3:])
+        taken = inspect.signature(self.engine.generate).parameters.values()
+        self._accepts_all = any(one.kind is one.VAR_KEYWORD for one in taken)
+        self._accepted = {one.name for one in taken}
         replace = self.watch.replace
         replace(self.engine, "generate", self._around_generate)
         replace(self.engine, "async_generate", self._around_async_generate)
@@ -64,7 +66,7 @@ class InProcess:
         request = dict(zip(names, args, strict=False)) | kwargs
         changed, named = asking(request, "prompt")
         given = named if "rid" in changed else []
-        changed = {name: value for name, value in changed.items() if name in self._accepted}
+        changed = {name: value for name, value in changed.items() if self._accepts_all or name in self._accepted}
         return Asked(self.watch, self.meaning, ENGINE, given, request.get("sampling_params")), kwargs | changed
 
     @guarded()

@@ -159,18 +159,20 @@ def test_a_push_is_told_once_when_it_has_settled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("acts", "kinds"),
+    ("acts", "kinds", "clean"),
     [
-        (("generate", "push"), ["weights"]),
-        (("generate", "push", "flush"), ["weights", "flush"]),
-        (("generate", "push flushing"), ["weights", "flush"]),
+        (("generate", "push"), ["weights"], False),
+        (("generate", "push", "flush"), ["weights", "flush"], True),
+        (("generate", "push flushing"), ["weights", "flush"], True),
         # Nothing was generated between the flush and the push: nothing stale can be there.
-        (("generate", "flush", "push"), ["flush", "weights", "flush"]),
-        (("generate", "flush", "generate", "push"), ["flush", "weights"]),
-        (("push",), ["weights", "flush"]),
+        (("generate", "flush", "push"), ["flush", "weights"], True),
+        (("generate", "flush", "generate", "push"), ["flush", "weights"], False),
+        (("push",), ["weights"], True),
     ],
 )
-def test_whether_the_cache_can_hold_old_states(acts: tuple[str, ...], kinds: list[str], tmp_path: Path) -> None:
+def test_whether_the_cache_can_hold_old_states(
+    acts: tuple[str, ...], kinds: list[str], clean: bool, tmp_path: Path
+) -> None:
     told = Told(tmp_path)
     weights = watched(told, [(None, None)] * 9)
     for act in acts:
@@ -181,7 +183,7 @@ def test_whether_the_cache_can_hold_old_states(acts: tuple[str, ...], kinds: lis
             "flush": weights.flushed,
         }[act]()
     weights.settle()
-    assert told.kinds() == kinds
+    assert (told.kinds(), told.last("weights")["clean"]) == (kinds, clean)
 
 
 def test_one_bucket_that_fails_fails_the_push(tmp_path: Path) -> None:

@@ -185,9 +185,9 @@ DISK = "/update_weights_from_disk"
         ([(DISK, {"weight_version": "v1"})], ["weights", "flush"]),
         ([(DISK, {"weight_version": "v1", "flush_cache": False})], ["weights"]),
         ([(DISK, {"flush_cache": False}), ("/flush_cache", {})], ["weights", "flush"]),
-        ([("/flush_cache", {}), (DISK, {"flush_cache": False})], ["flush", "weights", "flush"]),
+        ([("/flush_cache", {}), (DISK, {"flush_cache": False})], ["flush", "weights"]),
         ([("/release_memory_occupation", {"tags": ["weights"]}), (DISK, {"flush_cache": False})], ["sleep", "weights"]),
-        ([("/release_memory_occupation", {}), (DISK, {"flush_cache": False})], ["sleep", "flush", "weights", "flush"]),
+        ([("/release_memory_occupation", {}), (DISK, {"flush_cache": False})], ["sleep", "flush", "weights"]),
         ([("/pause_generation", {"mode": "in_place"}), ("/continue_generation", {})], ["pause", "resume"]),
     ],
 )

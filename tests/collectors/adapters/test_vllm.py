@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from foreshock.adapters import vllm
-from foreshock.adapters.engine_http import PlainClient
+from foreshock.adapters.engine_plain import PlainClient
 from foreshock.adapters.vllm_requests import loads, meaning_of
 from tests.collectors.adapters.engine_fixtures import Replay, others, recorded
 from tests.collectors.adapters.engine_watching import Told
@@ -120,7 +120,7 @@ RELOAD = ("/collective_rpc", {"method": "reload_weights"})
     [
         ([RELOAD], ["weights"]),
         ([RELOAD, ("/reset_prefix_cache", {})], ["weights", "flush"]),
-        ([("/pause?mode=wait", {}), RELOAD, ("/resume", {})], ["pause", "flush", "resume", "weights", "flush"]),
+        ([("/pause?mode=wait", {}), RELOAD, ("/resume", {})], ["pause", "flush", "resume", "weights"]),
         ([("/pause?mode=keep", {}), RELOAD, ("/resume", {})], ["pause", "resume", "weights"]),
         ([("/sleep?level=1", {}), ("/wake_up", {})], ["sleep", "flush", "wake"]),
         ([("/update_weights", {"update_info": {}}), ("/finish_weight_update", {"weight_version": "v2"})], ["weights"]),
