@@ -60,8 +60,9 @@ def main() -> None:
         model=Qwen2ForCausalLM(config), reward_funcs=reward, args=args, train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer, callbacks=[Fate(play)],
     )  # fmt: skip
-    monitor = foreshock_trl.attach(trainer, run="lab/trl")
-    if monitor is not None and play.wait_at and foreshock.resumed() is None:
+    attached = foreshock_trl.attach(trainer, run="lab/trl")
+    if play.wait_at and foreshock.resumed() is None:
+        monitor = attached.monitor
         end_step = monitor.end_step
 
         def wait_then_end(step: int) -> None:
