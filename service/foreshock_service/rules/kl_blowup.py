@@ -15,12 +15,15 @@ from pydantic import Field
 
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
 from foreshock_service.rules.peak import FRESH, NONE, Peak, fold_peak
+from foreshock_service.rules.series import judged_each
 
-SIGNALS: Final = ("reference.kl_k3", "update.kl_k2")
+RATIO: Final = "update.ratio_mean"
+"""The mean unclipped ratio is 1 in expectation: how far it is from 1 tells of an update that ran away."""
+SIGNALS: Final = ("reference.kl_k3", "update.kl_k2", RATIO)
 
 
 class Config(RuleConfig):
-    """Both series are judged alike, each against its own past."""
+    """All series are judged alike, each against its own past; of the mean ratio its distance from 1."""
 
     calibration_steps: int = Field(20, ge=3, description="Values before anything is said: KL rises from nothing.")
     ratio: float = Field(6.0, gt=1, description="Ratio to the largest KL of the past at which a step counts.")
@@ -52,6 +55,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
     reference: Course = Course()
     update: Course = Course()
+    ratio: Course = Course()
 
 
 class KlBlowup:
@@ -65,23 +69,17 @@ class KlBlowup:
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
-        """The graver of the two series speaks."""
+        """The gravest of the series speaks."""
         if not isinstance(seen, StepView):
             return state, UNKNOWN
-        courses, verdicts = [state.reference, state.update], list[Verdict]()
-        for i, signal in enumerate(SIGNALS):
-            value = seen.values.get(signal)
-            if value is not None and 0 <= value < math.inf:
-                courses[i], verdict = _judged(courses[i], value, signal, seen, config)
-                verdicts.append(verdict)
-        if not verdicts:
-            return state, UNKNOWN
-        return State(courses[0], courses[1]), max(verdicts, key=lambda v: (bool(v.firing), v.severity == "critical"))
+        courses = (state.reference, state.update, state.ratio)
+        after, verdict = judged_each(courses, SIGNALS, seen, lambda c, x, signal: _judged(c, x, signal, seen, config))
+        return State(*after), verdict
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
         """From zero to where a step counts; the centre is the largest KL of the past."""
         bands = {}
-        for signal, course in zip(SIGNALS, (state.reference, state.update), strict=True):
+        for signal, course in zip(SIGNALS[:2], (state.reference, state.update), strict=True):
             if course.peak.past != NONE:
                 past = math.exp(course.peak.past)
                 bands[signal] = (0.0, past, max(past * config.ratio, config.negligible))
@@ -89,6 +87,11 @@ class KlBlowup:
 
 
 def _judged(course: Course, value: float, signal: str, seen: StepView, config: Config) -> tuple[Course, Verdict]:
+    shown = value
+    if signal == RATIO:
+        value = abs(value - 1.0)
+    if value < 0:
+        return course, UNKNOWN
     ill = course.sustained >= config.critical_steps
     peak, excess = fold_peak(
         course.peak,
@@ -111,8 +114,9 @@ def _judged(course: Course, value: float, signal: str, seen: StepView, config: C
         return after, QUIET
     past = value / math.exp(excess) if excess is not None else None
     compared = " in the first steps" if past is None else f", {value / past:.3g} times the {past:.3g} reached before"
-    message = f"{signal} is {value:.3g} nats{compared}."
-    evidence = Evidence(signal=signal, value=value, expected=past, sentence="Against the largest KL of its past.")
+    what = f"{shown:.3g} and should be 1; its distance" if signal == RATIO else f"{value:.3g} nats"
+    message = f"{signal} is {what}{compared}."
+    evidence = Evidence(signal=signal, value=shown, expected=past, sentence="Against the largest of its past.")
     critical = hopeless or (sustained >= config.critical_steps and value >= config.critical_kl)
     return after, Verdict(
         firing=True,

@@ -23,6 +23,7 @@ from foreshock_service.rules.interface import (
     StepView,
     Verdict,
 )
+from foreshock_service.rules.series import judged_each
 
 SIGNALS: Final = ("reward.mean", "reward.validation")
 SHORT, LONG = 5, 20
@@ -91,18 +92,11 @@ class RewardCollapse:
         """A reward that is missing or not finite leaves its level as it was."""
         if not isinstance(seen, StepView):
             return state, UNKNOWN
-        levels = [state.rollout, state.validation]
-        verdicts: list[Verdict] = []
-        for i, signal in enumerate(SIGNALS):
-            value = seen.values.get(signal)
-            if value is not None and math.isfinite(value):
-                levels[i], verdict = _judged(levels[i], value, signal, seen, config)
-                verdicts.append(verdict)
-        after = State(levels[0], levels[1])
-        if not verdicts:
-            return state, UNKNOWN
-        firing = [v for v in verdicts if v.firing]
-        return after, max(firing, key=lambda v: v.severity == "critical") if firing else QUIET
+        levels = (state.rollout, state.validation)
+        after, verdict = judged_each(
+            levels, SIGNALS, seen, lambda level, x, name: _judged(level, x, name, seen, config)
+        )
+        return State(*after), verdict
 
 
 def _judged(level: Level, value: float, signal: str, seen: StepView, config: Config) -> tuple[Level, Verdict]:

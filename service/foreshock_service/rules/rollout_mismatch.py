@@ -6,7 +6,9 @@ synchronised weights, a stale KV cache, quantisation. `mismatch.kl_k3` leads suc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -32,8 +34,16 @@ PRIMARY = "mismatch.kl_k3"
 SECONDARY = "mismatch.kl_k2"
 LAGS = tuple(f"mismatch@lag{n}.kl_k3" for n in range(4))
 """Lags with a baseline of their own; older tokens count in the merged figure only."""
-FALLBACK = "mismatch.abs_mean"
-"""Where only a mean difference is logged (slime, TRL). It grows like the square root of the KL."""
+CURRENT = "mismatch_current.kl_k3"
+"""Where the scoring pass is skipped and only the training pass is compared with the engine."""
+FALLBACKS: Final[Mapping[str, Callable[[float], float]]] = {
+    "mismatch.abs_mean": lambda x: 0.5 * x * x,
+    "mismatch.prob_abs_mean": lambda x: 2.0 * x * x,
+    "mismatch.kl_k1": abs,
+}
+"""Where no KL is logged, in order of preference, and what makes a figure of a KL's size of it. Mean differences (slime,
+TRL) grow like its square root; a difference of probabilities (verl) is about half that of log-probs; the signed mean
+has lost all noise that cancels, so its range is wide and it finds what is one-sided."""
 POLICY = "policy.kl_k2"
 PEARSON = "mismatch.logp_pearson"
 UNRELATED = 0.3
@@ -44,7 +54,7 @@ POLICY_SHARE = 0.1
 
 
 class Config(BaselineConfig):
-    """Ratios are of kl_k3; on `mismatch.abs_mean` their square roots count."""
+    """Ratios are of kl_k3; on mean differences their square roots count."""
 
     large_z: float = Field(
         5.0, gt=0, description="Sigmas out of range at which one step is enough, if also large_ratio."
@@ -66,12 +76,15 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     merged: Track = FRESH
     worst: Track = FRESH
     mean: Track = FRESH
+    """Of the best of FALLBACKS that this run logs."""
     above_preset: int = 0
     warm: WarmUp = WarmUp()
     ill: bool = False
     """Out of range at the step before: the baselines are not learned from."""
     lags: tuple[Track, ...] = ()
     """Baselines by version lag, where tokens are split by it: index n is lag n."""
+    fallback: int = len(FALLBACKS)
+    """Which of FALLBACKS `mean` is of: others are not mixed with it."""
 
 
 class RolloutMismatch:
@@ -81,18 +94,19 @@ class RolloutMismatch:
     title = "Trainer and rollout engine disagree"
     config: type[RuleConfig] = Config
     state: type[State] = State
-    reads: tuple[str, ...] = (PRIMARY, FALLBACK, POLICY, PEARSON, SECONDARY, "mismatch_current.kl_k2", *LAGS)
+    reads: tuple[str, ...] = (PRIMARY, CURRENT, *FALLBACKS, POLICY, PEARSON, SECONDARY, "mismatch_current.kl_k2", *LAGS)
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
-        """kl_k3 merged, then its worst rank, then abs_mean where kl_k3 is missing."""
+        """kl_k3 merged, then its worst rank; where no KL is logged, the best of FALLBACKS."""
         if not isinstance(seen, StepView):
             return state, UNKNOWN
         warm = state.warm if state.warm.over else fold_warm_up(state.warm, seen)
         learn = warm.over and not state.ill
         # kl_k3 is missing where exp(a - b) overflows, which is no time to be silent; kl_k2 never does.
-        value = seen.values.get(PRIMARY, seen.values.get(SECONDARY))
-        if value is None:
+        signal = next((s for s in (PRIMARY, SECONDARY, CURRENT) if s in seen.values), None)
+        value = seen.values.get(signal, math.nan) if signal else None
+        if signal is None or value is None:
             return self._by_mean(state, seen, config, warm, learn)
         merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=learn)
         if reading is None:
@@ -104,14 +118,14 @@ class RolloutMismatch:
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
         lags, by_lag = _folded_lags(state.lags, seen, config, learn)
-        after = State(merged, worst, state.mean, above, warm, False, lags)
+        after = State(merged, worst, state.mean, above, warm, False, lags, state.fallback)
         for lag, at_lag in by_lag:
             if at_lag.value >= config.negligible and out_of_range(at_lag, config):
                 return replace(after, ill=True), _verdict(seen, LAGS[lag], at_lag, None, config)
         if value >= config.negligible and out_of_range(reading, config):
             if by_lag and all(at_lag.calibrated for _, at_lag in by_lag):
                 return replace(after, ill=True), _mixed(reading, seen)
-            return replace(after, ill=True), _verdict(seen, PRIMARY, reading, None, config)
+            return replace(after, ill=True), _verdict(seen, signal, reading, None, config)
         if (
             worst_reading is not None
             and worst_reading.value >= config.negligible
@@ -121,7 +135,7 @@ class RolloutMismatch:
         if value >= config.negligible and crept(reading, config.creep_ratio):
             edge = _edge(seen)
             if edge != "scoring_pass":
-                return replace(after, ill=True), creeping(PRIMARY, reading, edge)
+                return replace(after, ill=True), creeping(signal, reading, edge)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
             message = (
                 f"mismatch.kl_k3 is {value:.2g}, above {preset:.2g}, and was never lower in this run: "
@@ -134,14 +148,18 @@ class RolloutMismatch:
     def _by_mean(
         self, state: State, seen: StepView, config: Config, warm: WarmUp, learn: bool
     ) -> tuple[State, Verdict]:
-        value = seen.values.get(FALLBACK)
-        if value is None or not 0.0 <= value < float("inf"):
+        """No KL is logged."""
+        place, signal = next(
+            ((i, s) for i, s in enumerate(FALLBACKS) if math.isfinite(seen.values.get(s, math.nan))), (99, "")
+        )
+        if not signal or place > state.fallback:
             return state, UNKNOWN
-        # Squared, a mean difference is of the size of a KL and meets the same ratios and bounds.
-        mean, reading = fold_log(state.mean, 0.5 * value * value, seen, config, floor=LOG_FLOOR, learn=learn)
-        after = State(state.merged, state.worst, mean, 0, warm, False, state.lags)
+        before = state.mean if place == state.fallback else FRESH
+        size = FALLBACKS[signal](seen.values[signal])
+        mean, reading = fold_log(before, size, seen, config, floor=LOG_FLOOR, learn=learn)
+        after = State(state.merged, state.worst, mean, 0, warm, False, state.lags, place)
         if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
-            return replace(after, ill=True), _verdict(seen, FALLBACK, reading, None, config)
+            return replace(after, ill=True), _verdict(seen, signal, reading, None, config)
         return after, QUIET
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
@@ -211,8 +229,10 @@ def _verdict(seen: StepView, signal: str, reading: Reading, rank: int | None, co
         # Old log-probs are the odd ones out and carry this edge up with them; onpolicy_disagreement speaks of it.
         return UNKNOWN
     measured, centre = reading.value, reading.centre
-    if signal == FALLBACK:
-        measured, centre = (2.0 * measured) ** 0.5, (2.0 * centre) ** 0.5
+    if signal in FALLBACKS:
+        unit = FALLBACKS[signal](1.0)
+        power = 1.0 if signal == "mismatch.kl_k1" else 0.5
+        measured, centre = (measured / unit) ** power, (centre / unit) ** power
     who = f" on rank {rank}" if rank is not None else ""
     ratio = measured / max(centre, LOG_FLOOR)
     message = f"{signal}{who} is {measured:.2g}, {ratio:.3g} times this run's {centre:.2g}. {_WHERE[edge]}"

@@ -59,3 +59,16 @@ def test_a_kl_of_several_nats_in_the_first_steps_warns_at_the_third() -> None:
 def test_single_early_spikes_and_a_level_reached_slowly_are_no_finding() -> None:
     assert opened([view(i, {"reference.kl_k3": 5.0 if i in (2, 5) else 0.1}) for i in range(12)], RULE) == []
     assert opened([view(i, {"reference.kl_k3": 0.05 * i}) for i in range(100)], RULE) == []
+
+
+def test_a_mean_ratio_that_leaves_1_warns_and_one_that_never_was_near_it_does_not() -> None:
+    source = random.Random(4)
+    near = [view(i, {"update.ratio_mean": 1 + source.gauss(0, 0.02)}) for i in range(120)]
+    assert opened(near, RULE) == []
+    away = [v if v.step < 80 else view(v.step, {"update.ratio_mean": 1 + 0.1 * (v.step - 79)}) for v in near]
+    (incident,) = opened(away, RULE)
+    assert incident.opened is not None
+    assert incident.opened <= 90
+    assert "should be 1" in incident.first.message
+    noisy = [view(i, {"update.ratio_mean": 1 + source.gauss(0, 0.5)}) for i in range(200)]
+    assert opened(noisy, RULE) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -130,3 +131,31 @@ def test_an_overflow_that_leaves_kl_k3_missing_is_found_by_kl_k2() -> None:
     ]
     views = changed(views, 30, mismatch__kl_k2=400.0, mismatch_current__kl_k2=400.0)
     assert opened(views, RULE)[0].opened == 30
+
+
+@pytest.mark.parametrize(
+    ("signal", "of_kl"),
+    [
+        ("mismatch_current.kl_k3", lambda kl: kl),
+        ("mismatch.prob_abs_mean", lambda kl: 0.5 * math.sqrt(2 * kl)),
+        ("mismatch.kl_k1", lambda kl: -0.5 * kl),
+    ],
+)
+def test_where_no_kl_is_logged_what_is_there_stands_in_for_it(signal: str, of_kl: Callable[[float], float]) -> None:
+    def only(views: list[StepView]) -> list[StepView]:
+        return [view(v.step, {signal: of_kl(v.values["mismatch.kl_k3"])}) for v in views]
+
+    (incident,) = opened(only(ill(value=0.2)), RULE)
+    assert incident.opened == 25
+    evidence = incident.first.evidence[0]
+    assert evidence.signal == signal
+    assert evidence.value == pytest.approx(abs(of_kl(0.2)))
+    assert opened(only(healthy(200)), RULE) == []
+
+
+def test_stand_ins_of_different_units_are_not_mixed() -> None:
+    views = [
+        view(v.step, {"mismatch.prob_abs_mean": 0.01} if v.step % 2 else {"mismatch.abs_mean": 0.5})
+        for v in healthy(80)
+    ]
+    assert opened(views, RULE) == []
