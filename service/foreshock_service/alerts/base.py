@@ -20,6 +20,8 @@ TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 3600.0
 AWAY = frozenset({429, 502, 503, 504})
 """Answers that are about the receiver, not about what was sent."""
+TOO_MUCH = frozenset({400, 413, 422})
+"""Answers that may be about the one alert in a digest that is not taken, or about its size."""
 
 
 class ChannelError(Exception):
@@ -36,7 +38,11 @@ class Later(ChannelError):  # noqa: N818 - part of the sentence "raise Later"
 
 
 class Never(ChannelError):  # noqa: N818
-    """Not worth another try."""
+    """Not worth another try. `content`: it is about what was sent, so half of a digest may pass."""
+
+    def __init__(self, message: str, *, content: bool = False) -> None:
+        super().__init__(message)
+        self.content = content
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +115,7 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     if status in (408, 425, 429) or status >= 500:
         after_s = retry_after(answer.headers.get("Retry-After"))
         raise Later(f"answered {status}", after_s, whole_channel=status in AWAY)
-    raise Never(f"answered {status}")
+    raise Never(f"answered {status}", content=status in TOO_MUCH)
 
 
 def retry_after(header: str | None) -> float | None:

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock_service.alerts import claims
-from foreshock_service.alerts.base import Channel, ChannelError, Later, Message, digest_id
+from foreshock_service.alerts.base import Channel, ChannelError, Later, Message, Never, digest_id
 from foreshock_service.alerts.hours import QuietHours
 from foreshock_service.store.engine import Store
 from foreshock_service.store.models import Delivery
@@ -133,12 +133,20 @@ class DeliveryWorker:
         recently = before is not None and now < before + channel.digest_every_s
         return recently or claims.elsewhere(session, channel.name, now)
 
-    def _send_together(self, name: str, channel: Channel, messages: Sequence[Message]) -> None:
+    def _send_together(self, name: str, channel: Channel, messages: Sequence[Message]) -> Exception | None:
+        """As one; as two halves where the receiver refuses what is in it, so that one alert does not take all along."""
         error = self._tried(name, messages[0], lambda: channel.send_digest(messages, self._clock()))
+        if isinstance(error, Never) and error.content and len(messages) > 1:
+            middle = len(messages) // 2
+            first = self._send_together(name, channel, messages[:middle])
+            if not isinstance(first, Later):
+                return self._send_together(name, channel, messages[middle:])
+            messages, error = messages[middle:], first
         now, digest = self._clock(), digest_id(messages)
         with self._store.write() as session:
             for message in messages:
                 claims.note(session, message.delivery_id, error, now, digest)
+        return error
 
     def _send_alone(self, name: str, channel: Channel, leaving: _Round, started: float) -> int:
         """One after the other. What is behind a failure in its line goes back, and so does what the lease is too

@@ -106,4 +106,4 @@ def _failure(error: SlackApiError) -> Later | Never:
         return Later(f"answered {word}", whole_channel=True)
     if status in (408, 425) or status >= 500 or word in PASSING or word not in (said,):
         return Later(text, retry_after(headers.get("retry-after")), whole_channel=status in AWAY)
-    return SlackGone(text) if word in GONE else Never(text)
+    return SlackGone(text) if word in GONE else Never(text, content=True)

@@ -277,6 +277,39 @@ def test_a_digest_that_fails_is_tried_again(store: Store, make_run: MakeRun, sin
     assert sink.bodies()[0]["delivery_id"] == sink.bodies()[1]["delivery_id"]
 
 
+def test_one_alert_that_is_refused_does_not_take_its_digest_along(
+    store: Store, make_run: MakeRun, sink: Sink, client: httpx.Client
+) -> None:
+    for i in range(9):
+        tell(store, make_run(f"lab/run-{i}"))
+
+    class Picky(Webhook):
+        def send_digest(self, messages: Any, now: float) -> None:
+            if any(m.payload["run"] == "lab/run-4" for m in messages):
+                raise Never("answered 400", content=True)
+            super().send_digest(messages, now)
+
+    worker(store, Picky(client, sink.url, ""), [NOW], digest_over=3).once()
+    states = {row.payload["run"]: row.state for row in rows(store)}
+    assert [run for run, state in states.items() if state != "sent"] == ["lab/run-4"]
+    assert states["lab/run-4"] == "dead"
+
+
+def test_a_digest_that_is_too_large_goes_in_parts(
+    store: Store, make_run: MakeRun, sink: Sink, client: httpx.Client
+) -> None:
+    for i in range(8):
+        tell(store, make_run(f"lab/run-{i}"))
+    sink.answers = [413, 413, 200, 200, 413, 503]
+    now = [NOW]
+    sending = worker(store, Webhook(client, sink.url, ""), now, digest_over=3)
+    sending.once()
+    assert [row.state for row in rows(store)].count("sent") == 4
+    now[0] += back_off(1)
+    sending.once()
+    assert {row.state for row in rows(store)} == {"sent"}
+
+
 def test_verdicts_and_bad_ends_are_told_and_routine_is_not(store: Store, make_run: MakeRun) -> None:
     run_id = make_run()
     with store.write() as session:

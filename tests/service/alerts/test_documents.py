@@ -27,7 +27,7 @@ def test_each_setting_that_is_named_exists() -> None:
 
 
 def test_the_webhooks_members_are_the_documented_ones() -> None:
-    run = Run(name="a/b", project="a", mode="auto")
+    run = Run(name="a/b", project="a", mode="auto", config={"api_key": "s3cret"}, labels={"token": "s3cret"})
     incident = Incident(id="i", rule="non_finite", evidence=[], diagnosis={}, message="")
     command = CommandRow(id="c", kind="pause", state="proposed", reason="", detail={})
     made = payload(run, incident, [(command, "proposed")], 0.0)
@@ -35,3 +35,4 @@ def test_the_webhooks_members_are_the_documented_ones() -> None:
     documented = set(re.findall(r"`([a-z_]+)`", section))
     for member in (*made, *made["incident"], *made["commands"][0], *INCIDENT_EVENTS, *COMMAND_EVENTS):
         assert member in documented, member
+    assert "s3cret" not in str(made), "what a run is configured with is nobody's news"
