@@ -6,11 +6,12 @@ import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire import Frame
@@ -49,6 +50,16 @@ _FRAMES = (
         FrameRow.received_at >= bindparam("b_since"),
     )
     .order_by(FrameRow.received_at, FrameRow.sequence)
+)
+_COUNTS = (
+    select(FrameRow.step, func.count())
+    .where(
+        FrameRow.run_id == bindparam("b_run"),
+        FrameRow.attempt == bindparam("b_attempt"),
+        FrameRow.step.in_(bindparam("b_steps", expanding=True)),
+        FrameRow.received_at >= bindparam("b_since"),
+    )
+    .group_by(FrameRow.step)
 )
 _NOTICES = (
     select(Notice.id, Notice.attempt, Notice.step, Notice.kind, Notice.role, Notice.rank, Notice.data)
@@ -90,10 +101,59 @@ def due_steps(session: Session, run_id: int, now: float, most: int = BATCH) -> l
     return found
 
 
-def evaluate_steps(session: Session, rooms: Rooms, held: Held, steps: Sequence[Any], now: float, most: int) -> None:
-    """Folds these steps through the rules and writes points, incidents, commands, alerts."""
+@dataclass(frozen=True)
+class Ready:
+    """A step's frames, read and merged before anything was locked; `rows` are without their bodies."""
+
+    rows: Sequence[Any]
+    merged: Merged
+
+
+def make_ready(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tuple[int, int], Ready]:
+    """Reads and merges the frames of these steps: most of an evaluation's time, and none of it needs a lock."""
+    frames = _load_frames(session, run_id, steps)
+    keys = [(step.attempt, step.step) for step in steps]
+    merged = merge_steps([_first_claimants(frames[key]) for key in keys])
+    return {
+        key: Ready([_Reported(r.role, r.rank, r.flags) for r in frames[key]], one)
+        for key, one in zip(keys, merged, strict=True)
+    }
+
+
+def _still_ready(
+    session: Session, run_id: int, steps: Sequence[Any], ready: dict[tuple[int, int], Ready]
+) -> dict[tuple[int, int], Ready]:
+    """What is ready of these steps, those made ready anew to which frames have come since. The run is locked."""
+    counts: dict[tuple[int, int], int] = {}
+    for attempt in {step.attempt for step in steps}:
+        numbers = [step.step for step in steps if step.attempt == attempt]
+        since = min(step.first_at for step in steps) - 1.0
+        which = {"b_run": run_id, "b_attempt": attempt, "b_steps": numbers, "b_since": since}
+        for number, count in session.connection().execute(_COUNTS, which).all():
+            counts[(attempt, number)] = count
+    stale = []
+    for step in steps:
+        key = (step.attempt, step.step)
+        if key not in ready or len(ready[key].rows) != counts.get(key, 0):
+            stale.append(step)
+    return {**ready, **make_ready(session, run_id, stale)} if stale else ready
+
+
+def evaluate_steps(
+    session: Session,
+    rooms: Rooms,
+    held: Held,
+    steps: Sequence[Any],
+    now: float,
+    most: int,
+    ready: dict[tuple[int, int], Ready],
+) -> None:
+    """Folds these steps through the rules and writes points, incidents, commands, alerts.
+
+    `ready`: steps read and merged before the run was locked; what has changed since is read again.
+    """
     run, row = held.run, held.row
-    frames = _load_frames(session, run.id, steps)
+    ready = _still_ready(session, run.id, steps, ready)
     notices = session.connection().execute(_NOTICES, {"b_run": run.id}).all()
     consumed: list[int] = []
     positions = Positions(session, run.id, most, held.memory.positions)
@@ -101,8 +161,8 @@ def evaluate_steps(session: Session, rooms: Rooms, held: Held, steps: Sequence[A
     ranks = _Ranks(session, run.id)
     points = _Points(session, held, positions)
     held.quiet_for = None
-    all_rows = [frames[(step.attempt, step.step)] for step in steps]
-    for step, rows, merged in zip(steps, all_rows, merge_steps([_first_claimants(r) for r in all_rows]), strict=True):
+    for step in steps:
+        rows, merged = ready[(step.attempt, step.step)].rows, ready[(step.attempt, step.step)].merged
         due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
         if due:
             notices = [n for n in notices if n not in due]
@@ -192,6 +252,12 @@ def _enter(held: Held, step: Any, notices: Sequence[Any]) -> None:
         row.segment += 1
     if settings != row.settings:
         row.settings = settings
+
+
+class _Reported(NamedTuple):
+    role: str
+    rank: int
+    flags: int
 
 
 class _Ranks:

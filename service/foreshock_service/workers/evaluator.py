@@ -23,8 +23,8 @@ from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
-from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow, quiet
-from foreshock_service.workers.holding import LeaseLostError, Memories, hold, save
+from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow, make_ready, quiet
+from foreshock_service.workers.holding import LeaseLostError, Memories, hold, may_hold, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
 from foreshock_service.workers.ticks import runs_to_tick, tick_of
@@ -143,6 +143,12 @@ class Evaluator:
 
     def _evaluate(self, run_id: int, most: int) -> int:
         now = self._clock()
+        with self._store.read() as session:
+            # No lock yet: whoever sends frames of this run meanwhile does not wait.
+            waiting = due_steps(session, run_id, now, most) if may_hold(session, run_id, self.owner, now) else []
+            if not waiting:
+                return 0
+            ready = make_ready(session, run_id, waiting)
         memory = self._memories.take(run_id)
         with self._store.write(durable=False) as session:
             held = hold(session, self._rooms, run_id, self.owner, now, memory)
@@ -150,7 +156,7 @@ class Evaluator:
             steps = due_steps(session, run_id, now, most) if held is not None else []
             if held is None or not steps:
                 return 0
-            evaluate_steps(session, self._rooms, held, steps, now, self._most)
+            evaluate_steps(session, self._rooms, held, steps, now, self._most, ready)
             save(session, self._rooms, held, self.owner, now, self._lease_s)
         self._memories.keep(run_id, held.memory)
         self.counts.steps += len(steps)

@@ -41,6 +41,7 @@ _ROW = (
     .where(EvaluationState.run_id == bindparam("b_run"), _MINE)
     .with_for_update(skip_locked=True, key_share=True)
 )
+_FREE = select(EvaluationState.run_id).where(EvaluationState.run_id == bindparam("b_run"), _MINE)
 _STATE = select(EvaluationState.state).where(EvaluationState.run_id == bindparam("b_run"))
 _RUN = select(Run).where(Run.id == bindparam("b_run")).with_for_update(key_share=True)
 _SAVE = update(EvaluationState.__table__).where(  # type: ignore[arg-type]
@@ -131,6 +132,12 @@ class Held:
             if getattr(self.run, name) != value:
                 set_committed_value(self.run, name, value)
                 self.changed[name] = value
+
+
+def may_hold(session: Session, run_id: int, owner: str, now: float) -> bool:
+    """True where the run's lease is free or `owner`'s, as far as one can tell without locking it."""
+    which = {"b_run": run_id, "b_owner": owner, "b_now": now}
+    return session.connection().execute(_FREE, which).first() is not None
 
 
 def hold(
