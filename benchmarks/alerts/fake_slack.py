@@ -13,9 +13,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.policy import HTTP
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
+
+from benchmarks.alerts.sink import Server
 
 TOKEN = "xoxb-1-s3cret"
 CHANNEL = "C0123456789"
@@ -112,8 +114,7 @@ class FakeSlack:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.root = f"http://127.0.0.1:{self.server.server_port}"
         self.url = f"{self.root}/api/"
         self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

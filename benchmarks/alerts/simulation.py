@@ -27,7 +27,8 @@ from foreshock_service.store.models import Delivery
 
 BEGIN = 1_800_000_000.0
 RULES = ("rollout_mismatch", "non_finite", "gradient_spike", "entropy_collapse", "kl_blowup")
-STALL_S = 0.2
+STALL_S = 0.3
+"""How long a receiver that stalls is waited for: real time, so it is short."""
 MakeRun = Callable[[str], int]
 _ID = re.compile(r"(?:delivery|digest) ([0-9a-f]{32})")
 
@@ -54,12 +55,12 @@ class Figures:
 class World:
     """One store, three channels, a clock."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, patience_s: float) -> None:
         self.now = BEGIN
         self.slack, self.hook, self.sink = FakeSlack(), Sink(), Sink()
-        self.client = new_client(STALL_S)
+        self.client = new_client(patience_s)
         self.channels: list[Channel] = [
-            SlackApp(self.client, SlackApi(TOKEN, self.slack.url, STALL_S), store, CHANNEL),
+            SlackApp(self.client, SlackApi(TOKEN, self.slack.url, patience_s), store, CHANNEL),
             SlackWebhook(self.client, self.hook.url),
             Webhook(self.client, self.sink.url, "s3cret"),
         ]
@@ -146,7 +147,7 @@ def outage(
 ) -> list[Figures]:
     """Receivers that refuse, reset, stall and rate-limit for an hour, while incidents open, escalate and end."""
     chance = random.Random(seed)
-    with _world(store) as world:
+    with _world(store, STALL_S) as world:
         ids = [make_run(f"outage/run-{i:03d}") for i in range(incidents)]
         moments: dict[int, list[tuple[int, str]]] = {}
         for run in ids:
@@ -182,8 +183,8 @@ def outage(
 
 
 @contextmanager
-def _world(store: Store) -> Iterator[World]:
-    world = World(store)
+def _world(store: Store, patience_s: float = 10.0) -> Iterator[World]:
+    world = World(store, patience_s)
     try:
         yield world
     finally:
