@@ -83,7 +83,8 @@ def confusion_matrix(matrix: Mapping[str, Mapping[str, int]], path: Path) -> Non
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             if matrix[row].get(column):
-                axis.text(x, y, str(matrix[row][column]), ha="center", va="center", fontsize=9)
+                ink = "white" if shares[y][x] > 0.6 else "black"
+                axis.text(x, y, str(matrix[row][column]), ha="center", va="center", fontsize=9, color=ink)
     axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
     axis.set_yticks(range(len(rows)), rows)
     axis.set(xlabel="named first", ylabel="what was wrong")
