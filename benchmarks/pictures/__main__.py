@@ -29,7 +29,7 @@ MAY_BE_EMPTY = {"pipeline": 1}
 """Losses: nothing was lost."""
 MAX_HEIGHT = 1700
 """A taller board is cut at its rows."""
-WIDE, NARROW = (1440, 900), (360, 740)
+WIDE, TALL, NARROW = (1440, 900), (1440, 1560), (360, 740)
 
 
 def main() -> int:
@@ -61,6 +61,7 @@ def _page(life: Life, chromium: Browser, out: Path) -> None:
             page.wait_for_selector("#live.on")
             page.wait_for_timeout(600)
             save(page.screenshot(), out / f"page-fleet-{theme}.png")
+        for page in _tab(life, chromium, theme, TALL):
             _run(page, "demo/treated" if theme == "dark" else "demo/untreated")
             save(page.screenshot(), out / f"page-run-{theme}.png")
     for page in _tab(life, chromium, "light", WIDE):
@@ -71,7 +72,8 @@ def _page(life: Life, chromium: Browser, out: Path) -> None:
         page.wait_for_selector("#live.on")
         save(page.screenshot(), out / "page-fleet-narrow.png")
         _run(page, "demo/treated")
-        page.locator("#signals-title").scroll_into_view_if_needed()
+        page.evaluate("document.getElementById('charts').scrollIntoView({ block: 'start' })")
+        page.wait_for_timeout(200)
         save(page.screenshot(), out / "page-run-narrow.png")
 
 
@@ -126,14 +128,15 @@ def _cuts(page: Page) -> list[tuple[float, float]]:
 
 
 def save(png: bytes, path: Path) -> None:
-    """With as many colours as fit into MAX_BYTES; smaller in size only where even few colours do not."""
+    """With as many colours as fit into MAX_BYTES; of smaller size only where even few colours do not."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     for scale in (1.0, 0.8, 0.65, 0.5):
         size = (round(image.width * scale), round(image.height * scale))
         scaled = image.resize(size, Image.Resampling.LANCZOS) if scale < 1 else image
-        for colours in (256, 96, 48):
+        for colours in (None, 256, 96, 48):
             target = io.BytesIO()
-            scaled.quantize(colours, dither=Image.Dither.NONE).save(target, "PNG", optimize=True)
+            fewer = scaled if colours is None else scaled.quantize(colours, dither=Image.Dither.NONE)
+            fewer.save(target, "PNG", optimize=True)
             if target.tell() <= MAX_BYTES:
                 path.write_bytes(target.getvalue())
                 print(f"{path.name}: {scaled.width} x {scaled.height}, {target.tell() // 1024} KiB")

@@ -21,8 +21,12 @@ for (const holder of document.querySelectorAll(".drawn")) {
   const panel = holder.closest(".panel");
   const height = panel.clientHeight - 52;
   const number = (v) => (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6) ? v.toExponential(0) : String(Number(v.toPrecision(5))));
-  const power = (v) => v > 0 && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9;
-  const decades = usable ? { filter: (_, vs) => vs.map((v) => (power(v) ? v : null)) } : {};
+  const each = (low, high) => {
+    const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
+    const step = Math.max(1, Math.ceil((last - first + 1) / 5));
+    return Array.from({ length: Math.max(0, Math.floor((last - first) / step) + 1) }, (_, i) => 10 ** (first + i * step));
+  };
+  const decades = usable ? { splits: (u, axis, low, high) => each(low, high), filter: (_, vs) => vs } : {};
   const around = xs.length === 1 ? { range: () => [xs[0] - 1800, xs[0] + 1800] } : {};
   new uPlot({
     width: holder.clientWidth, height, legend: { show: false }, cursor: { show: false }, padding: [6, 8, 0, 0],
@@ -30,7 +34,7 @@ for (const holder of document.querySelectorAll(".drawn")) {
     series: [{}, ...names.map((name, i) => ({ stroke: colour(name, i), width: /baseline (low|high)/.test(name) ? 0 : 1.5, spanGaps: time, points: { show: xs.length < 12 } }))],
     bands: band >= 0 && high >= 0 ? [{ series: [high + 1, band + 1], fill: "#1c6b5022" }] : [],
     axes: [{ font: "10px sans-serif", size: time ? 36 : 24, grid: { stroke: "#e8e5df" }, ticks: { show: false } },
-      { font: "10px sans-serif", size: 48, ...decades, grid: { stroke: "#e8e5df", ...decades }, ticks: { show: false }, values: (_, vs) => vs.map((v) => (v === null ? "" : number(v))) }],
+      { font: "10px sans-serif", size: 48, ...decades, grid: { stroke: "#e8e5df" }, ticks: { show: false }, values: (_, vs) => vs.map((v) => (v === null ? "" : number(v))) }],
   }, [xs, ...ready], holder);
   holder.after(keys);
 }

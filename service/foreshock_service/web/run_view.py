@@ -57,8 +57,9 @@ class RunView:
 
     @property
     def open(self) -> list[IncidentBody]:
-        """Incidents that are not resolved."""
-        return [incident for incident in self.incidents if incident.status != "resolved"]
+        """Incidents that are not resolved: the gravest first, and of those what came first, for it may have led on."""
+        found = [incident for incident in self.incidents if incident.status != "resolved"]
+        return sorted(found, key=lambda incident: (incident.severity, incident.opened_at))
 
 
 def read_view(session: Session, dialect: str, run: Run, visitor: Principal, wished: Sequence[str]) -> RunView:

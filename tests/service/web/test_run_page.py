@@ -64,6 +64,17 @@ def test_a_nan_is_shown_and_told(site: Site, page: Page) -> None:
     expect(card.locator(".evidence")).to_contain_text("NaN")
 
 
+def test_differences_of_any_size_are_drawn(site: Site, page: Page) -> None:
+    for step, size in enumerate((0.0, 1e-300, 3e-17, 1e-5, 1e300), start=1):
+        site.step(step, {"grad.norm": size, "policy.abs_q50": 3e-17, "reward.mean": 0.0})
+    page.goto("/runs/math/q")
+    drawn(page)
+    assert "lowest 0 at step 1, highest 1.00e300 at step 5" in label(page, "#chart-grad-norm .plot")
+    page.locator("#chart-grad-norm .plot").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#chart-grad-norm .reading")).to_contain_text("step 1: 0")
+
+
 def test_incidents_commands_and_checkpoints_are_on_the_step_axis(site: Site, page: Page) -> None:
     site.step(1, {"reward.mean": 0.5})
     site.fall_ill()

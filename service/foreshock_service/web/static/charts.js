@@ -127,7 +127,6 @@
     return first === last ? [first - 1, last + 1] : [first, last];
   }
 
-  const isPower = (v) => v > 0 && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9;
   const spaced = (step) => String(step).replace(/\B(?=(\d{3})+$)/g, "\u2009");
 
   function options(figure, shape, size) {
@@ -140,11 +139,14 @@
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     const axis = { stroke: colours.faint, grid: { stroke: colours.line, width: 1 }, ticks: { show: false } };
     const font = "11px system-ui, sans-serif";
-    const decades = shape.log ? (_, splits) => {
-      const powers = splits.filter(isPower);
-      const each = Math.ceil(powers.length / 5);
-      return splits.map((v) => (isPower(v) && Math.round(Math.log10(v)) % each === 0 ? v : null));
-    } : undefined;
+    // uPlot's own splits never end below 1e-16, where a δ of equal passes may well lie.
+    const decades = (u, axis, low, high) => {
+      const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+      const each = Math.max(1, Math.ceil((last - first + 1) / 5));
+      const found = [];
+      for (let power = Math.ceil(first / each) * each; power <= last; power += each) found.push(10 ** power);
+      return found;
+    };
     return {
       ...size,
       padding: [10, 8, 0, 0],
@@ -164,7 +166,7 @@
       bands: shape.band ? [{ series: [shape.series.length + 2, shape.series.length + 1], fill: colours.band }] : [],
       axes: [
         { ...axis, font, size: 26, space: 64, incrs: [1, 2, 5].flatMap((i) => [...Array(12)].map((_, d) => i * 10 ** d)).sort((a, b) => a - b), values: (_, vs) => vs.map(spaced) },
-        { ...axis, font, size: 58, space: 28, ...(decades ? { filter: decades, grid: { ...axis.grid, filter: decades } } : {}), values: (_, vs) => vs.map((v) => (v !== null && shape.floor !== null && v <= shape.floor ? "0" : axisNumber(v))) },
+        { ...axis, font, size: 58, space: 28, ...(shape.log ? { splits: decades, filter: (_, vs) => vs } : {}), values: (_, vs) => vs.map((v) => (v !== null && shape.floor !== null && v <= shape.floor ? "0" : axisNumber(v))) },
       ],
       hooks: {
         drawAxes: [(u) => ForeshockMarks.draw(u, shown(), colours, ["incident"])],
