@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test test-engines lint types docs bench latency bench-ingest bench-peers faults soak lab lab-seed clean
+.PHONY: setup demo test test-engines lint types docs pictures bench latency bench-ingest bench-peers faults soak lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -52,6 +52,9 @@ types: setup
 
 docs: setup  ## the docs as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: setup  ## the page and the boards with lab jobs behind them, into docs/pictures (Chromium, PostgreSQL, Prometheus)
+	$(BIN)/python -m benchmarks.pictures
 
 bench: setup  ## the SDK's and the service's cost, against peers in the same run
 	$(BIN)/python -m benchmarks.sdk.observe

@@ -165,7 +165,7 @@
       series: [{}, ...shape.series.map(curve), ...(shape.band ? [edge, edge] : [])],
       bands: shape.band ? [{ series: [shape.series.length + 2, shape.series.length + 1], fill: colours.band }] : [],
       axes: [
-        { ...axis, font, size: 26, space: 64, incrs: [1, 2, 5].flatMap((i) => [...Array(12)].map((_, d) => i * 10 ** d)).sort((a, b) => a - b), values: (_, vs) => vs.map(spaced) },
+        { ...axis, font, size: 26, space: 48, incrs: [1, 2, 5].flatMap((i) => [...Array(12)].map((_, d) => i * 10 ** d)).sort((a, b) => a - b), values: (_, vs) => vs.map(spaced) },
         { ...axis, font, size: 58, space: 28, ...(shape.log ? { splits: decades, filter: (_, vs) => vs } : {}), values: (_, vs) => vs.map((v) => (v !== null && shape.floor !== null && v <= shape.floor ? "0" : axisNumber(v))) },
       ],
       hooks: {
