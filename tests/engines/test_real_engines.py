@@ -226,6 +226,7 @@ def test_a_push_that_fails_is_critical(job: Job) -> None:
     else:
         rpc = {"method": "load_weights_that_nobody_has"}
         assert job.post("/collective_rpc", rpc).status_code >= 400
+        time.sleep(0.5)  # the server closes that connection, and the client must notice
     job.end()
     assert job.incidents()["stale_weights"] == "critical"
 

@@ -84,7 +84,11 @@ class HttpWatch:
 
     def _around_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
         call, sent = self._httpx_call(request) or (None, request)
-        response = original(sent, **kwargs)
+        try:
+            response = original(sent, **kwargs)
+        except Exception as error:
+            self._lost(call, error)
+            raise
         if call is not None and self._refused(call, response.status_code):
             response.close()
             response = original(request, **kwargs)
@@ -95,7 +99,11 @@ class HttpWatch:
 
     async def _around_async_send(self, original: Any, request: Any, **kwargs: Any) -> Any:
         call, sent = self._httpx_call(request) or (None, request)
-        response = await original(sent, **kwargs)
+        try:
+            response = await original(sent, **kwargs)
+        except Exception as error:
+            self._lost(call, error)
+            raise
         if call is not None and self._refused(call, response.status_code):
             await response.aclose()
             response = await original(request, **kwargs)
@@ -106,7 +114,11 @@ class HttpWatch:
 
     def _around_request(self, original: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
         call, sent = self._keyword_call(method, str(url), kwargs) or (None, kwargs)
-        response = original(method, url, *args, **sent)
+        try:
+            response = original(method, url, *args, **sent)
+        except Exception as error:
+            self._lost(call, error)
+            raise
         if call is not None and self._refused(call, _status(response)):
             response = original(method, url, *args, **kwargs)
             self._sent_plain(str(url), _status(response))
@@ -118,7 +130,11 @@ class HttpWatch:
         build = getattr(getattr(original, "__self__", None), "_build_url", str)
         whole = build(url)
         call, sent = self._keyword_call(method, str(whole), kwargs) or (None, kwargs)
-        response = await original(method, url, **sent)
+        try:
+            response = await original(method, url, **sent)
+        except Exception as error:
+            self._lost(call, error)
+            raise
         if call is not None and self._refused(call, response.status):
             response.release()
             response = await original(method, url, **kwargs)
@@ -133,6 +149,12 @@ class HttpWatch:
     def _refused(self, call: Call, status: int) -> bool:
         """Whether the engine may have refused what was added: the request then goes again as the host made it."""
         return call.body is not None and status in REFUSALS
+
+    @guarded()
+    def _lost(self, call: Call | None, error: Exception) -> None:
+        """No answer came: a push without one was not taken, as far as anybody knows."""
+        if call is not None:
+            call.answered(0, {"message": repr(error)})
 
     @guarded()
     def _sent_plain(self, url: str, status: int) -> None:

@@ -229,6 +229,18 @@ def test_a_push_that_failed_is_told_as_such(told: Told) -> None:
     assert "pushed" not in said
 
 
+def test_a_push_without_an_answer_is_no_push(told: Told) -> None:
+    def cut(_: Any) -> Any:
+        raise httpx.ReadTimeout("cut")
+
+    replay = Replay({"/generate": "sglang_generate", DISK: cut, **CONTROL})
+    watch = sglang.wrap(client := replay.client(), told.monitor)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(DISK, json={"model_path": "x"})
+    pushed(told, client, watch, [])
+    assert (told.last("weights")["ok"], "ReadTimeout" in told.last("weights")["message"]) == (False, True)
+
+
 # --- the other clients
 
 
