@@ -83,6 +83,19 @@ def test_two_runs_in_one_file_do_not_judge_each_other(tmp_path):
     assert any("go back" in note for note in report.notes)
 
 
+def test_a_restart_whose_steps_go_back_is_a_new_attempt_and_no_illness(tmp_path):
+    rows = [logs.trl(r) for r in logs.steps(40)]
+    report = logs.judged(write(tmp_path / "x.jsonl", rows[:30] + rows[20:]))
+    assert (report.attempts, report.verdict, report.last_step) == (2, "healthy", 40)
+
+
+def test_a_clip_fraction_that_is_always_zero_is_missing_and_not_health(tmp_path):
+    rows = [logs.trl(r) | {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.0} for r in logs.steps(40)]
+    report = logs.judged(write(tmp_path / "x.jsonl", rows))
+    assert {"update.clip_low", "update.clip_high"} <= set(report.always_zero)
+    assert "update.clip_high" not in report.signals
+
+
 def test_coarse_and_short_logs_are_judged_too(tmp_path):
     rows = [logs.trl(r | {"step": 10 * r["step"]}) for r in logs.steps(24, break_at=15)]
     report = logs.judged(write(tmp_path / "x.jsonl", rows))
