@@ -135,7 +135,7 @@ def series(kind: str, most: int) -> list[dict[str, Any]]:
 
     steps = 100_000
     runs = max(1, most // (steps * SIGNALS))
-    with service(kind) as at:
+    with service(kind, {"FORESHOCK_MAX_SERIES_POINTS": "10000"}) as at:
         store = Store(at.database_url, exclusive=False)
         began = time.perf_counter()
         for run in range(runs):
@@ -148,11 +148,11 @@ def series(kind: str, most: int) -> list[dict[str, Any]]:
         taken = []
         for n in range(40):
             low = (n * 7919) % (steps - 10_000)
-            path = (
-                f"/v1/runs/bench/series{n % runs}/series?signals=s.{n % SIGNALS}&from_step={low}&to_step={low + 9_999}"
-            )
+            asked = f"attempt=1&signal=s.{n % SIGNALS}&from_step={low}&to_step={low + 9_999}&max_points=10000"
             began = time.perf_counter()
-            with urllib.request.urlopen(at.url + path + "&points=10000", timeout=60) as answer:
+            with urllib.request.urlopen(
+                f"{at.url}/v1/runs/bench/series{n % runs}/series?{asked}", timeout=60
+            ) as answer:
                 size = len(answer.read())
             taken.append(time.perf_counter() - began)
         return [

@@ -48,6 +48,13 @@ def iso(at: float | None) -> str | None:
 
 def to_json(value: Any) -> bytes:
     """Compact JSON of plain data. Non-finite numbers are spelled out."""
+    try:
+        # A non-finite number would show as a null: where there is none, nothing needs to be copied.
+        words = _ENCODER.encode(value)
+        if b"null" not in words:
+            return words
+    except (TypeError, ValueError):
+        pass
     return _ENCODER.encode(finite(value))
 
 
