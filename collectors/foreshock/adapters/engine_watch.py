@@ -40,6 +40,8 @@ class EngineWatch:
         self.checksum_share = checksum_share
         self.weights: dict[str, WeightWatch] = {}
         """By engine: one in process, or one per origin of a client that speaks to several."""
+        self.asks = True
+        """Whether log-probs are asked for where the host does not."""
         self.client: Any = None
         """What speaks to the server, where a URL was given."""
         self.http: HttpWatch | None = None

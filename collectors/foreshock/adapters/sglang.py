@@ -37,6 +37,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
+    ask: bool = True,
     original_log_probs: bool | None = None,
     **arguments: Any,
 ) -> EngineWatch:
@@ -44,11 +45,13 @@ def wrap(
 
     Give the trainer's `monitor`, or what makes one of role `rollout` (run, url …). Without a service's url the engine
     is left untouched. `max_bytes` bounds what is kept for the join; `checksum_share` is the share of time that the
-    engine's checksums may take (0: never asked). `resync` pushes the trainer's weights: with it the run can be asked to
-    `resync_engine`. `original_log_probs`: whether the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB (by
-    default this process's own environment says so). Raises TypeError for an object of no known kind.
+    engine's checksums may take (0: never asked). Without `ask` only those log-probs are read that the host asked for.
+    `resync` pushes the trainer's weights: with it the run can be asked to `resync_engine`. `original_log_probs`:
+    whether the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB (by default this process's own environment
+    says so). Raises TypeError for an object of no known kind.
     """
     watch = begin(run, monitor, ENGINE, max_bytes, checksum_share, arguments)
+    watch.asks = ask
     if original_log_probs is None:
         original_log_probs = os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true")
     meaning = Meaning(original_log_probs)
@@ -79,7 +82,7 @@ class Routes:
             return self._openai(engine, CHAT if path.endswith(CHAT) else COMPLETIONS, body)
         if name == "generate":
             weights.generating()
-            changed, named = asking(body, "text")
+            changed, named = asking(body, "text", self.watch.asks)
             asked = Asked(
                 self.watch, self.meaning, engine, named if "rid" in changed else [], body.get("sampling_params")
             )  # fmt: skip
@@ -121,9 +124,9 @@ class Routes:
             return None
         given = body.get("rid")
         changed: dict[str, Any] = {"return_token_ids": True, "return_meta_info": True}
-        if route == CHAT:
+        if self.watch.asks and route == CHAT:
             changed["logprobs"] = True
-        elif body.get("logprobs") is None:
+        elif self.watch.asks and body.get("logprobs") is None:
             changed["logprobs"] = 0
         named = [given] if isinstance(given, str) else list(given or ())
         asked = Asked(self.watch, self.meaning, engine, named, body)

@@ -64,7 +64,7 @@ class InProcess:
         self.weights.generating()
         names = ("prompt", "sampling_params", "input_ids")
         request = dict(zip(names, args, strict=False)) | kwargs
-        changed, named = asking(request, "prompt")
+        changed, named = asking(request, "prompt", self.watch.asks)
         given = named if "rid" in changed else []
         changed = {name: value for name, value in changed.items() if self._accepts_all or name in self._accepted}
         return Asked(self.watch, self.meaning, ENGINE, given, request.get("sampling_params")), kwargs | changed

@@ -84,7 +84,7 @@ class Asked:
         self.keep(choices)
 
 
-def asking(request: Mapping[str, Any], prompts: str) -> tuple[dict[str, Any], list[str]]:
+def asking(request: Mapping[str, Any], prompts: str, log_probs: bool) -> tuple[dict[str, Any], list[str]]:
     """What must change in a request for log-probs and ids to come back, and the ids; `prompts` names the text field."""
     text, ids = request.get(prompts), request.get("input_ids")
     batch = (
@@ -99,7 +99,8 @@ def asking(request: Mapping[str, Any], prompts: str) -> tuple[dict[str, Any], li
     made_up = request.get("rid") is None and int((first or {}).get("n") or 1) > 1
     changed: dict[str, Any] = {} if made_up else {"rid": given}
     said = request.get("return_logprob")
-    changed["return_logprob"] = [True] * len(said) if isinstance(said, list) else True
+    if log_probs:
+        changed["return_logprob"] = [True] * len(said) if isinstance(said, list) else True
     if isinstance(given, str):
         named = [given] if batch is None or len(batch) == 1 else [f"{given}_{n}" for n in range(len(batch))]
     else:

@@ -35,6 +35,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
+    ask: bool = True,
     logprobs_mode: str | None = None,
     **arguments: Any,
 ) -> EngineWatch:
@@ -48,6 +49,7 @@ def wrap(
     mode = logprobs_mode or mode_of(engine) or MODES[0]
     if mode not in MODES:
         raise ValueError(f"logprobs_mode must be one of {', '.join(MODES)}, not {mode!r}")
+    watch.asks = ask
     if isinstance(engine, str):
         engine = watch.client = PlainClient(engine)
     if not watch.monitor.enabled:
@@ -136,7 +138,7 @@ class Routes:
     def _generate(self, engine: str, body: dict[str, Any]) -> Call:
         self.watch.weights[engine].generating()
         params = dict(body.get("sampling_params") or {})
-        if params.get("logprobs") is None:
+        if self.watch.asks and params.get("logprobs") is None:
             params["logprobs"] = 0
         given = body.get("request_id") or uuid.uuid4().hex
         asked = Asked(self.watch, self.mode, engine, [given] if body.get("request_id") else [], params)
@@ -154,9 +156,9 @@ class Routes:
     def _openai(self, engine: str, route: str, body: dict[str, Any]) -> Call:
         self.watch.weights[engine].generating()
         changed: dict[str, Any] = {"return_token_ids": True}
-        if route == CHAT:
+        if self.watch.asks and route == CHAT:
             changed["logprobs"] = True
-        elif body.get("logprobs") is None:
+        elif self.watch.asks and body.get("logprobs") is None:
             changed["logprobs"] = 0
         given = body.get("request_id")
         asked = Asked(self.watch, self.mode, engine, [str(given)] if given else [], body)

@@ -67,6 +67,9 @@ class _Engine:
         elif name == "resume_generation":
             self._event("resume")
 
+    def _asking(self, params: Any) -> Any:
+        return asking(params) if self.watch.asks else params
+
     def _failed(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
         if name == "collective_rpc" and not loads(kwargs.get("method", args[0] if args else None)):
             return
@@ -115,7 +118,7 @@ class InProcess(_Engine):
         given = kwargs.pop("sample_ids", ())
         params = args[1] if len(args) > 1 else kwargs.get("sampling_params")
         params = self.engine.get_default_sampling_params() if params is None else params
-        asked = [asking(one) for one in params] if isinstance(params, Sequence) else asking(params)
+        asked = [self._asking(one) for one in params] if isinstance(params, Sequence) else self._asking(params)
         if len(args) > 1:
             args = (args[0], asked, *args[2:])
         else:
@@ -168,7 +171,7 @@ class AsyncInProcess(_Engine):
         self.weights.generating()
         kwargs = dict(kwargs)
         params = args[1] if len(args) > 1 else kwargs["sampling_params"]
-        asked = asking(params)
+        asked = self._asking(params)
         given = args[2] if len(args) > 2 else kwargs["request_id"]
         if len(args) > 1:
             args = (args[0], asked, *args[2:])

@@ -367,6 +367,14 @@ def test_an_engine_in_process_is_asked_for_log_probs_and_its_answer_passed_on(to
     assert engine.seen[-1]["return_logprob"] is False
 
 
+def test_a_host_may_keep_log_probs_for_itself(told: Told) -> None:
+    engine = Engine()
+    sglang.wrap(engine, told.monitor, ask=False)
+    engine.generate(input_ids=[1], rid="x")
+    engine.generate(input_ids=[1], rid="x", return_logprob=True)
+    assert [seen["return_logprob"] for seen in engine.seen] == [False, True]
+
+
 def test_an_update_outside_a_session_is_not_taken_and_told(told: Told) -> None:
     engine = Engine()
     watch = sglang.wrap(engine, told.monitor)

@@ -276,6 +276,14 @@ def test_an_engine_in_process_is_asked_for_log_probs_of_sampled_tokens(told: Tol
     assert {"x-0", "x-1", "y-0", "y-1"} <= set(watch.samples._samples)
 
 
+def test_a_host_may_keep_log_probs_for_itself(told: Told) -> None:
+    engine = Engine()
+    vllm.wrap(engine, told.monitor, ask=False)
+    engine.generate(["a", "b"], Params())
+    engine.generate(["a", "b"], Params(logprobs=1))
+    assert [seen.logprobs for seen in engine.seen] == [None, 1]
+
+
 def test_a_push_in_process_tells_checksum_and_label(told: Told) -> None:
     engine = Engine()
     watch = vllm.wrap(engine, told.monitor, checksum_share=1.0)
