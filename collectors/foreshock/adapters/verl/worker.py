@@ -25,8 +25,8 @@ _log = getLogger("foreshock")
 def watch(worker: Any, note: dict[str, Any]) -> dict[str, Any]:
     """Begins to watch; the answer is the heartbeat. `note`: run, launch, bypass, and settings of the connection."""
     try:
-        worker._foreshock = Watch(worker, note)
-        return worker._foreshock.answer()
+        begun = worker._foreshock = Watch(worker, note)
+        return begun.answer()
     except Exception as error:
         if os.environ.get("FORESHOCK_RAISE") == "1":
             raise
