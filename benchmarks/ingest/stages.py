@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from benchmarks.ingest.load import bodies, record
 from benchmarks.latency.databases import database
@@ -43,19 +45,30 @@ RANKS, GROUP = 8, 8
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def postgres_cpu_s() -> float:
-    """CPU seconds of all PostgreSQL processes of this machine that are still alive."""
-    total = 0
+def postmaster_of(url: str) -> int | None:
+    """The process id of a private server (`benchmarks.latency.databases`); None for any other database."""
+    folder = parse_qs(urlsplit(url).query).get("host", [""])[0]
+    try:
+        return int(Path(folder, "data", "postmaster.pid").read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def postgres_cpu_s(postmaster: int | None) -> float:
+    """CPU seconds of a server and all its processes, those that have ended too; 0 where there is none."""
+    if postmaster is None:
+        return 0.0
+    ticks = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-                head, _, tail = file.read().rpartition(")")
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        if "(postgres" in head:
-            fields = tail.split()
-            total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+        if int(pid) == postmaster:
+            ticks += sum(map(int, fields[11:15]))
+        elif int(fields[1]) == postmaster:
+            ticks += sum(map(int, fields[11:13]))
+    return ticks / TICKS
 
 
 @dataclass
@@ -67,6 +80,7 @@ class Stages:
     hooks: Hooks
     limits: IngestLimits
     seen: Seen
+    postmaster: int | None
 
 
 @contextmanager
@@ -77,7 +91,9 @@ def open_stages(url: str, pair: PairRecord) -> Iterator[Stages]:
     with store.write() as session:
         ensure_partitions(session, time.time())
     rooms = evaluator_rooms(Engines(PackFile(None)), Limits(), Outbox(()))
-    stages = Stages(store, Evaluator(store, Hub(), rooms), ingest_hooks(Limits()), IngestLimits(), Seen())
+    stages = Stages(
+        store, Evaluator(store, Hub(), rooms), ingest_hooks(Limits()), IngestLimits(), Seen(), postmaster_of(url)
+    )
     for rank in range(2):
         _store(stages, [decode_envelope(body) for body in bodies(pair, "bench/warm", rank, 2, 16, 4)])
     _drain(stages.evaluator.evaluate_due)
@@ -103,11 +119,11 @@ class Cost:
 
 
 @contextmanager
-def stage(name: str, frames: int, profiled: str = "") -> Iterator[Cost]:
+def stage(name: str, frames: int, profiled: str, postmaster: int | None) -> Iterator[Cost]:
     """What the block costs a frame, filled in when it ends."""
     profiler = cProfile.Profile(time.process_time) if profiled == name else None
     cost = Cost()
-    theirs, mine, wall = postgres_cpu_s(), time.process_time(), time.perf_counter()
+    theirs, mine, wall = postgres_cpu_s(postmaster), time.process_time(), time.perf_counter()
     if profiler:
         profiler.enable()
     yield cost
@@ -115,7 +131,7 @@ def stage(name: str, frames: int, profiled: str = "") -> Iterator[Cost]:
         profiler.disable()
     cost.cpu = 1e6 * (time.process_time() - mine) / frames
     cost.wall = 1e6 * (time.perf_counter() - wall) / frames
-    cost.postgres = 1e6 * (postgres_cpu_s() - theirs) / frames
+    cost.postgres = 1e6 * (postgres_cpu_s(postmaster) - theirs) / frames
     if profiler:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
@@ -124,15 +140,15 @@ def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "") 
     """All three stages over `work`: µs of CPU a frame of each, their sum, and PostgreSQL's."""
     envelopes: list[Envelope] = []
     frames = sum(len(decode_envelope(body).frames) for body in work)
-    with stage("decode", frames, profiled) as decoding:
+    with stage("decode", frames, profiled, stages.postmaster) as decoding:
         for body in work:
             envelope = decode_envelope(body)
             check_envelope(envelope, stages.limits)
             envelopes.append(envelope)
-    with stage("store", frames, profiled) as storing:
+    with stage("store", frames, profiled, stages.postmaster) as storing:
         _store(stages, envelopes)
     before = stages.evaluator.counts.steps
-    with stage("evaluate", frames, profiled) as evaluating:
+    with stage("evaluate", frames, profiled, stages.postmaster) as evaluating:
         _drain(stages.evaluator.evaluate_due)
     evaluated = stages.evaluator.counts.steps - before
     if evaluated * ranks != frames:
