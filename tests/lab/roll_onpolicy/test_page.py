@@ -46,23 +46,29 @@ def test_a_rung_or_a_kind_that_does_not_exist_is_named() -> None:
 def test_every_recorded_rung_exists_and_every_rung_is_recorded() -> None:
     assert {row["rung"] for row in RECORD["rungs"]} == {rung.name for rung in LADDER}
     assert set(RECORD["megatron"]) == {condition.name for condition in CONDITIONS}
-    assert {HEALTHY, *CRASHING} <= {row["rung"] for row in RECORD["rescue"]}
+    known = {rung.name for rung in LADDER}
+    assert HEALTHY in {row["rung"] for row in RECORD["rescue"]} <= known
 
 
-def test_every_rung_that_crashes_the_stock_worker_ends_healthy_or_refused_when_watched() -> None:
+def test_what_the_rescue_runs_are_the_rungs_that_crash_in_four_of_five_seeds() -> None:
+    crashing = {row["rung"] for row in RECORD["rungs"] if row["dtype"] == "fp32" and row["seeds"] == 5
+                and row["outcome"].count("crashes") >= 4}  # fmt: skip
+    assert crashing == set(CRASHING)
+
+
+def test_every_recorded_rung_that_crashes_the_stock_worker_ends_healthy_or_refused_when_watched() -> None:
     crashing = [row for row in RECORD["rescue"] if row.get("stock", {}).get("verdict", []).count("crashes") >= 4]
     assert crashing
     for row in crashing:
-        good = [
-            row[setting]["verdict"].count(word) for setting in ("exact", "refuse") for word in ("healthy", "refused")
-        ]
-        assert max(good) >= 4, row["rung"]
+        watched = [row[setting]["verdict"] for setting in ("exact", "refuse") if setting in row]
+        shares = [sum(word in ("healthy", "refused") for word in verdicts) / len(verdicts) for verdicts in watched]
+        assert max(shares) >= 0.8, row["rung"]
 
 
-def test_exact_is_exactly_zero_on_the_healthy_run_in_both_precisions() -> None:
-    healthy = [row for row in RECORD["rescue"] if row["rung"] == HEALTHY]
-    assert {row["dtype"] for row in healthy} == {"fp32", "bf16"}
-    assert [row["exact"]["policy.kl_k2 max"] for row in healthy] == [0.0, 0.0]
+def test_exact_is_exactly_zero_on_the_healthy_run() -> None:
+    healthy = [row["exact"] for row in RECORD["rescue"] if row["rung"] == HEALTHY]
+    assert healthy
+    assert {row["policy.kl_k2 max"] for row in healthy} == {0.0}
 
 
 def test_every_picture_of_the_page_is_there_and_no_blank_is_left() -> None:
