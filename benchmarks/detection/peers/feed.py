@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import json
 import logging
+import random
 import shutil
+import struct
 import sys
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -194,12 +198,48 @@ class Trainspotter(Tool):
         return [alarm for key, word, name in keys for alarm in self.new(step, key, word, name)]
 
 
+class Martingale(Tool):
+    """`Recorder` and its TRL callback. It reads tokens, so these are drawn: 4 sequences of 32, whose trainer and engine
+    log-probs part by Gaussian noise with the step's approxkl as half mean square, under the weights' own digest."""
+
+    sequences, tokens = 4, 32
+
+    def __init__(self, folder: Path, every: int | None) -> None:
+        super().__init__(folder, every)
+        self.sampler = import_module("martingale.demo").SAMPLER
+        self.recorder = import_module("martingale.record.recorder").Recorder(str(folder))
+        monitor = import_module("martingale.integrations._trl_callback").MartingaleMonitor
+        self.monitor = monitor(types.SimpleNamespace(recorder=self.recorder, stats={}), halt_on_error=False)
+        self.draw, self.said = random.Random(0), 0
+
+    def feed(self, step: int, values: Mapping[str, float]) -> list[Alarm]:
+        digest = hashlib.blake2b(str(step).encode(), digest_size=32).hexdigest()
+        revision = self.recorder.publish_revision(digest, b"tok", self.sampler, step=step)
+        sigma = (2 * values["policy.kl_k2"]) ** 0.5
+        for i in range(self.sequences):
+            engine = [-self.draw.expovariate(2.0) for _ in range(self.tokens)]
+            with self.recorder.sequence(actor_id=0, sequence_id=f"{step}/{i}", prompt_ids=[1, 2, i]) as sequence:
+                for place, logp in enumerate(engine):
+                    sequence.token(revision.digest, 100 + place, single(logp))
+            trainer = [single(logp + self.draw.gauss(0, sigma)) for logp in engine]
+            self.recorder.score(sequence.record.digest, revision.digest, trainer)
+        self.monitor.on_step_end(step)
+        new, self.said = self.monitor.alarms[self.said :], len(self.monitor.alarms)
+        return [(step, grade, str(alarm.kind)) for alarm in new if (grade := severity(alarm.level))]
+
+
+def single(x: float) -> float:
+    """The nearest float32, which is what an engine reports."""
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
 TOOLS: dict[str, Callable[[Path, int | None], Tool]] = {
     "rlprobe": Rlprobe,
     "rlwatch": Rlwatch,
     "rlwatch-approxkl": RlwatchPolicyKl,
     "rldoctor": Rldoctor,
     "trainspotter": Trainspotter,
+    "martingale": Martingale,
 }
 
 
