@@ -110,7 +110,7 @@ def _install_checkpoints() -> None:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     if not hasattr(numpy, "product"):
-        numpy.product = numpy.prod
+        setattr(numpy, "product", numpy.prod)  # noqa: B010 - no such name for the type checker
     if not hasattr(torch._C, "_host_emptyCache"):
         torch._C._host_emptyCache = lambda: None
     original = DistributedOptimizer._set_main_param_and_optimizer_states

@@ -215,7 +215,7 @@ def pipeline(
     worker = _worker(worker_class, config)
     worker.strategy = SmallStrategy(worker, rung, seed, plan, kernel, scaled_loss=scaled)
     scheduler = Scheduler(proto, worker.strategy, rung, seed, plan, output_logprobs=scaled)
-    made = base.__new__(base)
+    made: Any = object.__new__(base)
     made.__dict__.update(
         pipeline_config=config, actor_train=_cluster(worker, rung), actor_infer=Engine(proto, config),
         reference=Reference(proto), rewards={}, reward_model_cluster=None, is_lora=False, use_ref_model=True,
@@ -232,7 +232,7 @@ def pipeline(
 
 
 def _worker(worker_class: type, config: Any) -> Any:
-    worker = worker_class.__new__(worker_class)
+    worker: Any = object.__new__(worker_class)
     rank_info = importlib.import_module("roll.distributed.executor.worker").RankInfo
     worker.__dict__.update(
         rank_info=rank_info(), rank=0, world_size=1, worker_name="actor_train-0", cluster_name="actor_train",
@@ -253,7 +253,7 @@ def _cluster(worker: Any, rung: Rung) -> Any:
         workers=[Handle(worker)], _worker_rank_info=None, initialized=False,
     )  # fmt: skip
     made._bind_worker_method()
-    score, previous = made.compute_log_probs, []
+    score, previous = made.compute_log_probs, list[Any]()
 
     def compute_log_probs(batch: Any, **kwargs: Any) -> Any:
         scored = score(batch, **kwargs)
