@@ -93,6 +93,11 @@ class Statistics:
         values, codes = evaluate(many, names)
         return Statistics(names, values, codes, many.missing)
 
+    def only(self, names: tuple[str, ...]) -> Statistics:
+        """Those of `names` alone."""
+        columns = [self.names.index(name) for name in names]
+        return Statistics(names, self.values[:, columns], self.codes[:, columns], self.named)
+
     def row(self, n: int, prefix: str = "") -> tuple[dict[str, float], dict[str, str]]:
         """Statistic → value, and statistic → reason, of one record; `prefix` is put before each name."""
         places, there, missing = _pattern(self.names, self.codes[n].tobytes(), prefix)

@@ -79,14 +79,20 @@ def _merge_pairs(merged: list[Merged], steps: list[list[Frame]]) -> None:
     group = np.empty(len(many), dtype=np.int64)
     for number, members in enumerate(of_pair.values()):
         group[members] = number
-    whole = pool(many, group, len(groups))
+    # Where each pair has one record, nothing needs to be pooled and the only rank is the worst one.
+    alone = len(groups) == len(many)
+    whole = many if alone else pool(many, group, len(groups))
     figures = Statistics.of(whole)
     for number, (at, name) in enumerate(groups):
         values, missing = figures.row(number, f"{name}.")
         merged[at].values.update(values)
         merged[at].missing.update(missing)
     _keep_evidence(merged, groups, whole)
-    _keep_worst(merged, groups, many, group, np.array(ranks, dtype=np.int64))
+    if alone:
+        by_rank, of_rank, rank = figures.only(WITH_A_WORST), group, np.array(ranks, dtype=np.int64)
+    else:
+        by_rank, of_rank, rank = _by_rank(many, group, np.array(ranks, dtype=np.int64))
+    _keep_worst(merged, groups, by_rank, of_rank, rank)
 
 
 def _without(
@@ -113,16 +119,26 @@ def _keep_evidence(merged: list[Merged], groups: list[tuple[int, str]], whole: S
         merged[at].evidence.setdefault(name, []).append(found)
 
 
-def _keep_worst(
-    merged: list[Merged], groups: list[tuple[int, str]], many: Stack, group: NDArray[np.int64], ranks: NDArray[np.int64]
-) -> None:
-    """Of each statistic that has a worst side, the worst rank's own value. A rank's records are pooled first."""
+def _by_rank(
+    many: Stack, group: NDArray[np.int64], ranks: NDArray[np.int64]
+) -> tuple[Statistics, NDArray[np.int64], NDArray[np.int64]]:
+    """Each rank's own figures, with its pair's group and its number. A rank's records are pooled first."""
     both = group * (int(ranks.max()) + 1) + ranks
     keys, first, of_rank = np.unique(both, return_index=True, return_inverse=True)
     if len(keys) < len(many):
         many = pool(many, of_rank, len(keys))
         group, ranks = group[first], ranks[first]
-    figures = Statistics.of(many, WITH_A_WORST)
+    return Statistics.of(many, WITH_A_WORST), group, ranks
+
+
+def _keep_worst(
+    merged: list[Merged],
+    groups: list[tuple[int, str]],
+    figures: Statistics,
+    group: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+) -> None:
+    """Of each statistic that has a worst side, the worst rank's own value."""
     unknown = figures.codes != 0
     for row, named in enumerate(figures.named):
         for statistic in named:
