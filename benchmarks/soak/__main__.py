@@ -79,8 +79,8 @@ def _rows(at: Service, query: str) -> int:
         with sqlite3.connect(f"file:{at.database_url.removeprefix('sqlite:///')}?mode=ro", uri=True) as connection:
             return int(connection.execute(query).fetchone()[0])
     with psycopg.connect(at.database_url) as connection:
-        row = connection.execute(query).fetchone()  # type: ignore[call-overload]
-        return int(row[0])
+        row = connection.execute(query).fetchone()
+        return int(row[0]) if row else 0
 
 
 def _count(at: Service, jobs: list[Run], ranks: int) -> tuple[int, int]:

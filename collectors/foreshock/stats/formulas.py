@@ -49,7 +49,8 @@ class Figures:
 
     @cached_property
     def largest(self) -> Array:
-        return np.maximum(-self.low, self.high)
+        size: Array = np.maximum(-self.low, self.high)
+        return size
 
     @cached_property
     def slope(self) -> tuple[Array, Mask, int]:

@@ -46,7 +46,7 @@ def counted(evaluators: Any, within_s: float = 10.0) -> bool:
 def test_a_process_apart_evaluates_and_one_that_is_killed_is_succeeded(
     migrated_postgres_url: str, new_trainer: Any
 ) -> None:
-    settings = Settings(database_url=migrated_postgres_url, evaluator_processes=1, lease_s=1.0, port=free_port())  # type: ignore[arg-type]
+    settings = Settings(database_url=migrated_postgres_url, evaluator_processes=1, lease_s=1.0, port=free_port())
     replica = Replica(settings)
     evaluators = replica.app.state.rooms.evaluator
     try:
