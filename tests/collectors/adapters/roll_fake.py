@@ -85,11 +85,13 @@ class Model:
 
 
 class Schedule:
-    def __init__(self) -> None:
-        self.steps = 0
+    """As Megatron's: what is loaded is added to where it stands."""
 
-    def step(self) -> None:
-        self.steps += 1
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self, increment: int = 1) -> None:
+        self.num_steps += increment
 
     def get_last_lr(self) -> list[float]:
         return [0.1]
@@ -147,12 +149,12 @@ class Strategy:
         with torch.no_grad():
             self.model.table.copy_(state["table"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.steps = state["schedule"]
+        self.scheduler.step(increment=state["schedule"])
 
     def save(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
         state = {"table": self.model.table.detach().clone(), "optimizer": copy.deepcopy(self.optimizer.state_dict())}
-        torch.save(state | {"schedule": self.scheduler.steps}, os.path.join(folder, "state.pt"))
+        torch.save(state | {"schedule": self.scheduler.num_steps}, os.path.join(folder, "state.pt"))
 
 
 class FakeWorker:

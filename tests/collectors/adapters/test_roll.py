@@ -66,7 +66,7 @@ def test_without_a_url_the_worker_is_rolls_own() -> None:
     worker.initialize(None)
     assert worker._foreshock is None
     worker.train_step(rollout(worker, 1))
-    assert worker.strategy.scheduler.steps == 1
+    assert worker.strategy.scheduler.num_steps == 1
 
 
 def test_the_three_edges_are_exact_where_nothing_is_wrong(make: Make, service: FakeService) -> None:
@@ -202,13 +202,13 @@ def test_a_disagreement_is_refused_and_leaves_everything_bit_identical(make: Mak
     assert torch.equal(before, table(worker))
     after = worker.strategy.optimizer.state_dict()["state"]
     assert all(torch.equal(v, after[k]["momentum_buffer"]) for k, v in moments.items())
-    assert worker.strategy.scheduler.steps == 1
+    assert worker.strategy.scheduler.num_steps == 1
     assert frame(service, 2).scalars["update.skipped"] == 1.0
     assert "log-prob and old log-prob disagree" in service.notices("note")[0].data["text"]
     worker.strategy.model.noise = 0.0
     worker.train_step(rollout(worker, 3))
     assert not torch.equal(before, table(worker))
-    assert worker.strategy.scheduler.steps == 2
+    assert worker.strategy.scheduler.num_steps == 2
 
 
 def test_parameters_that_change_between_scoring_and_training_are_refused_and_named(
@@ -308,13 +308,13 @@ def test_rollback_brings_weights_moments_and_schedule_back(make: Make, service: 
     worker.do_checkpoint(1)
     service.wait_for(lambda: service.notices("checkpoint"))
     told = service.notices("checkpoint")[0].data
-    before, steps = table(worker), worker.strategy.scheduler.steps
+    before, steps = table(worker), worker.strategy.scheduler.num_steps
     worker.train_step(rollout(worker, 2))
     state, detail = worker.foreshock_apply("rollback", {"checkpoint": told["path"]})
     assert state == "done"
     assert detail["scope"] == told["scope"]
     assert torch.equal(before, table(worker))
-    assert worker.strategy.scheduler.steps == steps
+    assert worker.strategy.scheduler.num_steps == steps
     assert worker.strategy.loads == 0
     assert worker.foreshock_apply("rollback", {"checkpoint": str(tmp_path / "none")})[0] == "refused"
 
