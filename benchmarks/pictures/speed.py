@@ -66,7 +66,7 @@ def zoom(page: Page) -> float:
     page.fill("#from", str(round(0.45 * last)))
     page.fill("#to", str(round(0.55 * last)))
     page.locator("#to").blur()
-    page.wait_for_function("document.getElementById('charts').dataset.ms !== ''")
+    page.wait_for_selector("#charts:not([data-ms=''])")
     return float(page.get_attribute("#charts", "data-ms") or "nan")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 NEVER: Final = "–"
 PAD: Final = 2.0
@@ -61,28 +61,27 @@ def heights(values: Sequence[float | None], *, log: bool) -> list[float | None]:
 def curve(values: Sequence[float | None], label: str, *, log: bool, width: int = 96, height: int = 24) -> Markup:
     """An SVG of the values from left to right, named `label` for whoever does not see it.
 
-    A gap is a gap; NaN and infinities are ticks at the top, in the colour of trouble.
+    A gap is a gap; NaN and infinities are ticks at the top, in the colour of trouble. Some 50 µs for 60 values.
     """
-    places = heights(values, log=log)
-    last = max(len(values) - 1, 1)
-    drawn, pen = [], "M"
-    broken = []
-    dot: tuple[float, float] | None = None
-    for i, (value, place) in enumerate(zip(values, places, strict=True)):
-        x = PAD + (width - 2 * PAD) * i / last
+    # Half pixels as whole numbers: a page has a thousand of these.
+    width, height = 2 * width, 2 * height
+    across = (width - 4 * PAD) / max(len(values) - 1, 1)
+    drawn, broken = [], []
+    pen, end = "M", ""
+    for i, place in enumerate(heights(values, log=log)):
+        x = round(2 * PAD + across * i)
         if place is None:
             pen = "M"
-            if value is not None:
-                broken.append(Markup('<path class="broken" d="M{:.1f} 1v6"/>').format(x))
+            if values[i] is not None:
+                broken.append(f'<path class="broken" d="M{x} 2v12"/>')
             continue
-        y = PAD + (height - 2 * PAD) * (1 - place)
-        drawn.append(f"{pen}{x:.1f} {y:.1f}")
-        pen, dot = "L", (x, y)
-    end = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="2"/>').format(*dot) if dot else Markup("")
-    body = Markup('<path class="line" d="{}"/>').format("".join(drawn)) if drawn else Markup("")
-    return Markup(
-        '<svg class="curve" role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}{}{}</svg>'
-    ).format(label, width, height, body, Markup("").join(broken), end)
+        y = round(2 * PAD + (height - 4 * PAD) * (1 - place))
+        drawn.append(f"{pen}{x} {y}")
+        pen, end = "L", f'<circle cx="{x}" cy="{y}" r="4"/>'
+    line = f'<path class="line" d="{"".join(drawn)}"/>' if drawn else ""
+    box = f'viewBox="0 0 {width} {height}" preserveAspectRatio="none"'
+    name = escape(label)
+    return Markup(f'<svg class="curve" role="img" aria-label="{name}" {box}>{line}{"".join(broken)}{end}</svg>')
 
 
 def told(signal: str, values: Sequence[float | None]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import select, type_coerce
+from sqlalchemy import bindparam, select, type_coerce
 from sqlalchemy.orm import Session
 from sqlalchemy.types import NullType
 
@@ -13,6 +13,16 @@ from foreshock_service.store.models import Point, SignalName
 from foreshock_service.store.types import Packed, value_at
 
 Column = list[float | None]
+
+# Built once: building a statement costs as much as running it.
+_STEPS: Final[Any] = (
+    select(Point.attempt, Point.step)
+    .where(Point.run_id == bindparam("b_run"))
+    .order_by(Point.attempt.desc(), Point.step.desc())
+    .limit(bindparam("b_steps"))
+)
+# SQLite hands the whole packed row over faster than it cuts four values out of it.
+_WHOLE: Final[Any] = _STEPS.add_columns(type_coerce(Point.values.expression, NullType()))
 
 
 class Recent(NamedTuple):
@@ -36,12 +46,13 @@ def positions(session: Session, run_ids: Sequence[int], names: Sequence[str]) ->
 
 def recent(session: Session, dialect: str, run_id: int, places: Mapping[str, int], steps: int) -> Recent:
     """The last `steps` steps of all attempts: after a rollback the curve goes on with the new one. One query."""
-    # SQLite hands the whole packed row over faster than it cuts four values out of it.
-    whole: Any = type_coerce(Point.values.expression, NullType())
-    cut = [value_at(Point.values.expression, p, dialect) for p in places.values()]
-    query = select(Point.attempt, Point.step, *([whole] if dialect == "sqlite" else cut))
-    query = query.where(Point.run_id == run_id).order_by(Point.attempt.desc(), Point.step.desc()).limit(steps)
-    rows = session.connection().execute(query).all()[::-1]
+    which = {"b_run": run_id, "b_steps": steps}
+    if dialect == "sqlite":
+        query = _WHOLE
+    else:
+        cut = [value_at(Point.values.expression, p, dialect) for p in places.values()]
+        query = _STEPS.add_columns(*cut)
+    rows = session.connection().execute(query, which).all()[::-1]
     columns: dict[str, Column] = {}
     table = Packed([row[2] for row in rows]) if dialect == "sqlite" else None
     for i, (name, position) in enumerate(places.items(), start=2):

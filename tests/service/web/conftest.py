@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from foreshock_service.api import tokens
 from foreshock_service.api.rooms import Rooms
@@ -19,6 +19,9 @@ from tests.service.api.conftest import settings_for
 from tests.service.conftest import Trainer
 from tests.service.replica import Replica
 
+PATIENCE_MS = 30_000
+"""Longer than any wait on a busy machine: what a test promises is that it happens, never how soon."""
+expect.set_options(timeout=PATIENCE_MS)
 CAPABILITIES = ["scale_lr", "rollback", "pause"]
 
 
@@ -150,7 +153,7 @@ def new_context(chromium: Browser, site: Site, watch: Watch) -> Iterator[NewCont
     def make(width: int = 1280, height: int = 800, **options: Any) -> BrowserContext:
         viewport = {"width": width, "height": height}
         context = chromium.new_context(base_url=site.url, viewport=viewport, **options)  # type: ignore[arg-type]
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         context.on("page", watch.over)
         made.append(context)
         return context

@@ -48,7 +48,7 @@ def test_new_steps_are_drawn_as_they_come(site: Site, page: Page) -> None:
     live(page)
     site.step(3, {"reward.mean": 0.75})
     told = re.compile("highest 0.75 at step 3")
-    expect(page.locator("#chart-reward-mean .plot")).to_have_attribute("aria-label", told, timeout=20_000)
+    expect(page.locator("#chart-reward-mean .plot")).to_have_attribute("aria-label", told)
     expect(page.locator("#about [data-step]")).to_have_text("3")
 
 
