@@ -45,12 +45,6 @@ def bucket_of(value: float) -> int:
     return packed >> SHIFT if value <= _FLOAT32_MAX else _INFINITY_BUCKET
 
 
-def lower_edge(dense_bucket: int) -> float:
-    """The smallest float32 of a dense bucket."""
-    edge: float = struct.unpack("<f", struct.pack("<i", dense_bucket << SHIFT))[0]
-    return edge
-
-
 def keep(dense_D: IntArray) -> IntArray:
     """Dense counts [D] gathered into kept counts [K]."""
     kept_K: IntArray = np.add.reduceat(dense_D, _STARTS_K)
