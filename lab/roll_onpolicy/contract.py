@@ -68,7 +68,7 @@ def losses(
             out = path.loss(part, settings)
             total = total + out.loss / len(rank) / ranks
             approxkl += out.approxkl if settings.normalisation == "global" else out.approxkl / len(rank) / ranks
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     assert table.grad is not None
     return float(total.detach()), approxkl, table.grad
 

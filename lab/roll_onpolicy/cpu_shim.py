@@ -33,7 +33,7 @@ class _NoStream:
 
 
 def _install_devices() -> None:
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *args, **kwargs: None
     torch.cuda.current_stream = lambda *args, **kwargs: _NoStream()  # type: ignore[assignment]
     torch.cuda.default_stream = torch.cuda.current_stream
@@ -60,8 +60,8 @@ def _install_rng() -> None:
         torch.set_rng_state(new)
 
     torch.cuda.get_rng_state = state
-    torch.cuda.set_rng_state = restore
-    torch.cuda.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment,return-value]
+    torch.cuda.set_rng_state = restore  # type: ignore[assignment]
+    torch.cuda.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
     import megatron.core.tensor_parallel.random as megatron_random
 
     megatron_random._get_cuda_rng_state = state
@@ -82,7 +82,7 @@ def _install_type_names() -> None:
             return name.replace("torch.", "torch.cuda.", 1)
         return name
 
-    torch.Tensor.type = type_name  # type: ignore[method-assign]
+    torch.Tensor.type = type_name  # type: ignore[method-assign,assignment]
 
 
 def _install_copies() -> None:

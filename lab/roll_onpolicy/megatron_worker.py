@@ -51,8 +51,8 @@ def add_source(home: str, megatron: str | None) -> None:
 def tiny_checkpoint(folder: str) -> None:
     """A two-layer Qwen2 with a word-level tokenizer, saved as Hugging Face does. Same weights on every rank."""
     import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
+    from tokenizers import Tokenizer  # type: ignore[import-untyped]
+    from tokenizers.models import WordLevel  # type: ignore[import-untyped]
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(7)
@@ -61,9 +61,9 @@ def tiny_checkpoint(folder: str) -> None:
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
         pad_token_id=0, eos_token_id=1, bos_token_id=1,
     )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    Qwen2ForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCAB)}
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<eos>")), pad_token="<pad>", eos_token="<eos>"
     )
     tokenizer.save_pretrained(folder)
@@ -409,7 +409,7 @@ def main() -> None:
     from lab.roll_onpolicy import cpu_shim
 
     cpu_shim.install()
-    import mcore_adapter  # noqa: F401
+    import mcore_adapter  # type: ignore[import-not-found]  # noqa: F401
     import roll.platforms  # noqa: F401
 
     cpu_shim.install_platforms()

@@ -59,7 +59,7 @@ def courses(results: list[Run], out: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, grid = plt.subplots(2, 2, figsize=(10, 6), sharex=True)
-    panels = (
+    panels: tuple[tuple[Any, str, Any, int], ...] = (
         (grid[0, 0], "reward of learnable problems", lambda s: s["reward"], 5),
         (grid[0, 1], "truncated share", lambda s: s["truncated"], 5),
         (grid[1, 0], "gradient norm", lambda s: s["grad_norm"], 5),

@@ -63,7 +63,7 @@ class RealPath:
         self.source = source.load(home)
         self.normalisation, self.groups = self.source.normalisation, self.source.groups
         strategy = FakeStrategy(self.source.log_probs, self.normalisation == "global")
-        worker = self.source.worker.__new__(self.source.worker)
+        worker: Any = object.__new__(self.source.worker)
         worker.strategy, worker._logger = strategy, logging.getLogger("roll-worker")
         worker._pg_config_cache, worker._logprobs_cache = {}, {}
         for flag in ("_pg_variant_logged", "_topr_sample_logged", "_cispo_config_logged", "_kimi15_config_logged"):

@@ -120,7 +120,7 @@ def _log_probs(home: str) -> Any:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     single = SimpleNamespace(
         get_tensor_model_parallel_group=lambda: None, get_tensor_model_parallel_rank=lambda: 0,
         get_tensor_model_parallel_world_size=lambda: 1,

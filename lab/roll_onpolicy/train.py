@@ -159,7 +159,8 @@ class Run:
             int((final.sum(1) > 0).sum()), count, ranks,
         )  # fmt: skip
         out = self.path.loss(part, self.settings)
-        (out.loss / count).backward(retain_graph=True)  # the copies' rounding graph is shared by the micro-batches
+        # the copies' rounding graph is shared by the micro-batches
+        (out.loss / count).backward(retain_graph=True)  # type: ignore[no-untyped-call]
         current[at, : length - 1] = out.logp.detach()
         totals["approxkl"] += out.approxkl
         totals["loss"] += float(out.loss.detach()) / count

@@ -40,7 +40,7 @@ def warm_weights(seed: int, steps: int = STEPS) -> Weights:
         logits = policy.forward(weights, ids[:, :-1], Numerics())
         loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         optimizer.zero_grad()
-        ((loss * mask[:, 1:]).sum() / mask.sum()).backward()
+        ((loss * mask[:, 1:]).sum() / mask.sum()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     done = {name: w.detach().clone() for name, w in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
