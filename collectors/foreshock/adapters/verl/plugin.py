@@ -115,7 +115,6 @@ def main() -> int:
     return 0 if any(found) and all(found) else 1
 
 
-install()
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main())  # verl is to import this module itself, under its own name
+install()
