@@ -105,7 +105,7 @@ def _attention(x: Tensor, weights: Weights, layer: int, turn: tuple[Tensor, Tens
                numerics: Numerics) -> Tensor:  # fmt: skip
     rows, length, _ = x.shape
     qkv = linear(x, weights[f"{layer}.qkv"], numerics).view(rows, length, -1, HEAD).transpose(1, 2)
-    q, k, v = qkv.split([HEADS, KEY_HEADS, KEY_HEADS], 1)
+    q, k, v = qkv.split([HEADS, KEY_HEADS, KEY_HEADS], 1)  # type: ignore[no-untyped-call]
     q, k = _rotate(q, turn), _rotate(k, turn)
     if cache is not None:
         if len(cache.keys) > layer:

@@ -59,7 +59,8 @@ def demonstrations(count: int, seed: int, right: float) -> tuple[Tensor, Tensor]
     mask = np.zeros((count, SEQUENCE))
     ids[:, :PROMPT] = problems.ids_NP.numpy()
     for row in range(count):
-        thought, token = [], int(rng.integers(THOUGHT, SEPARATOR))
+        thought: list[int] = []
+        token = int(rng.integers(THOUGHT, SEPARATOR))
         while len(thought) < RESPONSE and rng.random() > THINKING[int(problems.kind_N[row])]:
             token = THOUGHT + (token - THOUGHT + int(rng.choice([1, 2, 5, 7], p=[0.4, 0.3, 0.2, 0.1]))) % 16
             thought.append(token)

@@ -103,7 +103,7 @@ class Actions:
             raise RefusedError(f"not every rank finds a checkpoint at {path!r}")
         strategy = self.watch.worker.strategy
         strategy.load_states()
-        schedule = getattr(strategy, "scheduler", None)
+        schedule: Any = getattr(strategy, "scheduler", None)
         if hasattr(schedule, "num_steps"):
             schedule.num_steps = 0  # Megatron's loader adds the saved count to the schedule's own, meant for a new one
         strategy.load_checkpoint(load_dir=path, tag="checkpoint")
