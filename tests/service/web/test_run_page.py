@@ -64,6 +64,22 @@ def test_a_nan_is_shown_and_told(site: Site, page: Page) -> None:
     expect(card.locator(".evidence")).to_contain_text("NaN")
 
 
+def test_attempts_are_drawn_apart(site: Site, page: Page) -> None:
+    for step in range(1, 6):
+        site.step(step, {"reward.mean": 0.1 * step})
+    site.trainers["math/q"].generation = 1
+    for step in (3, 4):
+        site.step(step, {"reward.mean": 0.9})
+    page.goto("/runs/math/q")
+    drawn(page)
+    plot = page.locator("#chart-reward-mean .plot")
+    expected = {"1": "steps 1 to 5.*last 0.5, ", "2": "steps 3 to 4.*last 0.9, ", "": "steps 1 to 5.*last 0.9"}
+    for attempt, told in expected.items():
+        page.select_option("#attempt", attempt)
+        expect(plot).to_have_attribute("aria-label", re.compile(told))
+    assert "attempt" not in page.url
+
+
 def test_differences_of_any_size_are_drawn(site: Site, page: Page) -> None:
     for step, size in enumerate((0.0, 1e-300, 3e-17, 1e-5, 1e300), start=1):
         site.step(step, {"grad.norm": size, "policy.abs_q50": 3e-17, "reward.mean": 0.0})
