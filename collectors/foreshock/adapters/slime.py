@@ -68,6 +68,7 @@ def _begin(args: Any, optimizer: Any, scheduler: Any) -> None:
     global _adapter
     place = batches.place()
     active, broadcast = place.agree(bool(os.environ.get("FORESHOCK_URL")))
+    settings: dict[str, Any] = {} if active and (place.reports or place.first) else {"url": ""}
     monitor = foreshock.init(
         config=batches.configuration(args),
         role="trainer" if place.reports else "driver",
@@ -76,7 +77,7 @@ def _begin(args: Any, optimizer: Any, scheduler: Any) -> None:
         controller=place.first,
         broadcast=broadcast if active else None,
         mode=os.environ.get("FORESHOCK_MODE", "observe"),
-        **({} if active and (place.reports or place.first) else {"url": ""}),
+        **settings,
     )
     _adapter = SlimeAdapter(args, monitor, active, place, optimizer, scheduler)
     if active:
