@@ -63,8 +63,14 @@ def _cpu_s(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        direct = [int(child) for child in file.read().split()]
+    """Processes that any thread of `pid` started, and theirs."""
+    direct: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                direct += [int(child) for child in file.read().split()]
+        except FileNotFoundError:
+            continue
     return direct + [grandchild for child in direct for grandchild in _children(child)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MEMORY_GROWTH, MEMORY_SLACK = 1.15, 20 << 20
-LATENCY_GROWTH, LATENCY_SLACK_MS = 2.0, 10.0
+LATENCY_GROWTH, LATENCY_SLACK_MS = 1.5, 10.0
 FRAMES_SLACK = 1.5
 
 
@@ -32,7 +32,8 @@ def findings(windows: Sequence[Window], retention_s: float, rate: float, lost: i
         "no acknowledged frame lost": lost == 0,
         "every step evaluated": behind == 0,
         "memory flat": last.memory_bytes <= MEMORY_GROWTH * first.memory_bytes + MEMORY_SLACK,
-        "latency flat": last.p99_ms <= LATENCY_GROWTH * first.p99_ms + LATENCY_SLACK_MS,
+        # The median: what else a machine does shows in the worst of a window, what grows shows in all of it.
+        "latency flat": last.p50_ms <= LATENCY_GROWTH * first.p50_ms + LATENCY_SLACK_MS,
     }
     if retention_s:
         most = FRAMES_SLACK * retention_s * rate
