@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,6 +20,8 @@ from foreshock_service.store.engine import StoreError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+SWITCH_S = 0.001
+"""How long a busy thread keeps the interpreter from one that wants it. A look at health takes it some ten times."""
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -60,6 +63,7 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
         lambda: say(settings.url),
     )
     settle()
+    sys.setswitchinterval(SWITCH_S)
     try:
         server.run(sockets=[door])
     finally:
