@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from omegaconf import OmegaConf
 
 from foreshock.adapters.verl import worker
 from foreshock.adapters.verl.workers import Workers
@@ -54,9 +55,9 @@ def toy() -> type:
 @pytest.fixture(scope="module")
 def group() -> Iterator[Any]:
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    inner = RayClassWithInitArgs(cls=ray.remote(toy()), config={})
+    inner = RayClassWithInitArgs(cls=ray.remote(toy()), config=OmegaConf.create({"rollout": {"name": "vllm"}}))
     made = RayWorkerGroup(
-        resource_pool=RayResourcePool(process_on_nodes=[2], use_gpu=False, name_prefix="toy"),
+        resource_pool=RayResourcePool(process_on_nodes=[2], use_gpu=False, max_colocate_count=1),
         ray_cls_with_init=create_colocated_worker_cls({"actor_rollout": inner}),
         device_name="cpu",
     )
