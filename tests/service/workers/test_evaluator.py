@@ -291,3 +291,25 @@ def test_a_replica_whose_fence_has_gone_commits_nothing(
     evaluator.evaluate_due()
     assert evaluator.counts.leases_lost == 1
     assert rows(store, Point) == rows(store, Incident) == rows(store, CommandRow) == []
+
+
+def test_a_frame_that_comes_while_its_step_is_read_counts(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    zero, one = new_trainer(rank=0), new_trainer(rank=1)
+    send(zero.envelope(zero.frame(1, {"loss": 1.0}), expected_ranks={"trainer": 2}))
+    clock.pass_s(6)
+    read = module.make_ready
+
+    def reading(*arguments: Any) -> Any:
+        found = read(*arguments)
+        monkeypatch.setattr(module, "make_ready", read)
+        send(one.envelope(one.frame(1, {"loss": 3.0}), expected_ranks={"trainer": 2}))
+        return found
+
+    monkeypatch.setattr(module, "make_ready", reading)
+    evaluator.evaluate_due()
+    assert series(store, "loss") == [2.0]
+    assert [p.reported for p in rows(store, Point)] == [2]
