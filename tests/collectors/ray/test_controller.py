@@ -31,9 +31,9 @@ class Worker:
         self.rank = rank
         self.ran: list[tuple[str, int | None]] = []
         self.step = 0
-        self.pace_s = 0.02 * (1 + rank)  # ranks are never at the same step
+        self.pace_s = 0.1 * (1 + rank)  # ranks are never at the same step
         self.monitor = foreshock.ray.join(
-            run=run, rank=rank, world=3, url=url, spool_dir=spool, backoff_s=0.02, patience_s=3.0, raise_errors=False
+            run=run, rank=rank, world=3, url=url, spool_dir=spool, backoff_s=0.02, patience_s=15.0, raise_errors=False
         )
         self.monitor.on("scale_lr", self.scale, accepts=lambda a: "too small" if a.get("factor") == rank else "")
         self.monitor.on("rollback", self.note)
@@ -84,7 +84,7 @@ def job(cluster: None, service: FakeService, tmp_path: Path, request: pytest.Fix
     run = f"lab/{request.node.name[:40]}"
     spool = str(tmp_path / "spool")
     controller = Controller.start(
-        run, WORLD, url=service.url, spool_dir=spool, backoff_s=0.02, poll_s=1.0, patience_s=3.0, raise_errors=False
+        run, WORLD, url=service.url, spool_dir=spool, backoff_s=0.02, poll_s=1.0, patience_s=15.0, raise_errors=False
     )
     client = ray.get(controller.client.remote(), timeout=60)
     actor = ray.remote(num_cpus=0, max_concurrency=4)(Worker)
@@ -103,7 +103,7 @@ def issue(service: FakeService, run: str, kind: str, name: str, attempt: int = 1
         service.changed.notify_all()
 
 
-def answer(service: FakeService, name: str, seconds: float = 20.0) -> Any:
+def answer(service: FakeService, name: str, seconds: float = 60.0) -> Any:
     def final() -> list[Any]:
         return [ack for one, ack in service.acks if one == name and ack.state != "accepted"]
 
@@ -117,7 +117,8 @@ def test_every_rank_carries_it_out_at_the_same_step_and_the_controller_answers_o
     run, client, workers = job
     issue(service, run, "scale_lr", "c1", factor=0.5)
     ack = answer(service, "c1")
-    assert (ack.state, ack.detail, ack.client) == ("done", {"lr": 0.5}, client)
+    assert (ack.state, ack.client) == ("done", client), ack.detail
+    assert ack.detail == {"lr": 0.5}
     ran = [ray.get(worker.seen.remote())[0] for worker in workers]
     assert {len(one) for one in ran} == {1}
     assert len({one[0] for one in ran}) == 1, "the same command at the same step"
@@ -132,7 +133,7 @@ def test_a_rank_that_refuses_keeps_all_of_them_from_it(job: Any, service: FakeSe
     assert (ack.state, ack.detail) == ("refused", {"reason": "not all ranks accept", "ranks": {"2": "too small"}})
     before = [ray.get(worker.seen.remote()) for worker in workers]
     assert [one[0] for one in before] == [[], [], []]
-    time.sleep(0.5)
+    time.sleep(1.5)
     after = [ray.get(worker.seen.remote()) for worker in workers]
     assert all(b[1] > a[1] for a, b in zip(before, after, strict=True)), "and all train on"
 
@@ -140,16 +141,16 @@ def test_a_rank_that_refuses_keeps_all_of_them_from_it(job: Any, service: FakeSe
 def test_a_dead_rank_means_refused_before_and_failed_after_the_decision(job: Any, service: FakeService) -> None:
     run, _, workers = job
     issue(service, run, "checkpoint_now", "c1", rank=1)
-    ack = answer(service, "c1", 30.0)
-    assert ack.state == "failed"
+    ack = answer(service, "c1")
+    assert ack.state == "failed", ack.detail
     assert ack.detail["ranks"]["1"]["state"] == "lost"
     issue(service, run, "scale_lr", "c2", factor=0.5)
-    ack = answer(service, "c2", 30.0)
+    ack = answer(service, "c2")
     assert (ack.state, ack.detail["ranks"]) == ("refused", {"1": "did not answer"})
     for worker in (workers[0], workers[2]):
         ran, step, _, _ = ray.get(worker.seen.remote())
         assert [name for name, _ in ran] == ["c1"]
-        time.sleep(0.3)
+        time.sleep(1.5)
         assert ray.get(worker.seen.remote())[1] > step
 
 
@@ -158,23 +159,25 @@ def test_a_rollback_begins_a_new_attempt_on_every_rank_and_the_next_command_is_o
 ) -> None:
     run, _, workers = job
     issue(service, run, "rollback", "c1")
-    assert answer(service, "c1").state == "done"
+    ack = answer(service, "c1")
+    assert (ack.state, ack.detail) == ("done", {})
     service.attempt = 2
     service.wait_for(lambda: len({n.data.get("command") for n in service.notices("attempt")}) == 1)
     assert [ray.get(worker.seen.remote())[2] for worker in workers] == [1, 1, 1]
     issue(service, run, "scale_lr", "c2", attempt=2, factor=0.5)
-    assert answer(service, "c2", 30.0).state == "done"
+    assert answer(service, "c2").state == "done"
 
 
 def test_a_pause_holds_all_and_resume_frees_them(job: Any, service: FakeService) -> None:
     run, _, workers = job
     issue(service, run, "pause", "c1")
-    assert answer(service, "c1").state == "done"
+    ack = answer(service, "c1")
+    assert (ack.state, ack.detail) == ("done", {})
     time.sleep(0.3)
     held = [ray.get(worker.seen.remote()) for worker in workers]
     assert all(one[3] for one in held)
     assert len({one[1] for one in held}) == 1, "at the same boundary"
     issue(service, run, "resume", "c2")
     assert answer(service, "c2").state == "done"
-    time.sleep(0.5)
+    time.sleep(1.5)
     assert all(ray.get(worker.seen.remote())[1] > held[0][1] for worker in workers)
