@@ -48,6 +48,7 @@ class WeightWatch:
         self._digests: Digests | None = None
         self._label: str | None = None
         self._next_ask_s = 0.0
+        self._pair_open = False
         self._epoch = 0
         """Rises with every call that changes weights or labels, when it begins and when it ends."""
         self._updates = 0
@@ -147,7 +148,9 @@ class WeightWatch:
     def _look(self) -> Digests | None:
         """Fresh digests, or None where they are not told or not due; the label with them."""
         began_s = time.monotonic()
-        due = self._share > 0 and began_s >= self._next_ask_s
+        due = self._share > 0 and (self._pair_open or began_s >= self._next_ask_s)
+        # Always of two pushes in a row: weights may return (a rollback), so that others say nothing of each other.
+        self._pair_open = due and not self._pair_open
         digests, label = (None, None) if self._ask is None else self._ask(due)
         self._label = label
         if due and self._share < 1:

@@ -97,6 +97,8 @@ def test_a_push_that_the_engine_labels_otherwise_warns() -> None:
         # The same weights again, and a checksum that is the trainer's own, are what they should be.
         [step(1, engine("v1", "a")), step(2, engine("v1", "a"))],
         [step(1, engine("v1", "a")), step(2, weights("trainer", version="v1", checksum="b"), engine("v1", "b"))],
+        # Weights that return after a push that was not looked at.
+        [step(1, engine("v1", "a")), step(2, engine("v2", "")), step(3, engine("v3", "a"))],
         # Nobody labels.
         [step(1, engine("default", "a")), step(2, engine("default", "b"))],
         # Nothing of the trainer moved either.
