@@ -101,10 +101,11 @@ class Tally:
         self.health: list[float] = []
 
 
-async def client(url: str, work: list[bytes], until: float, every_s: float, tally: Tally) -> None:
-    """Posts its envelopes in order; a refused one is posted again, as the SDK would."""
+async def client(url: str, work: list[bytes], until: float, every_s: float, phase: float, tally: Tally) -> None:
+    """Posts its envelopes in order, with `every_s` from its own share `phase` of that on: ranks of different jobs do not
+    end their steps together. A refused envelope is posted again, as the SDK would."""
     connection = await Connection(url).open()
-    due = time.perf_counter()
+    due = time.perf_counter() + phase * every_s
     for body in work:
         while True:
             if time.perf_counter() > until:
@@ -151,7 +152,8 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     began, cpu = time.perf_counter(), time.process_time()
     until = began + options.seconds
     await asyncio.gather(
-        look(options.url, names[0], until, tally), *(client(options.url, w, until, every_s, tally) for w in work)
+        look(options.url, names[0], until, tally),
+        *(client(options.url, w, until, every_s, n / clients, tally) for n, w in enumerate(work)),
     )
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     frames = len(tally.taken) * options.frames
