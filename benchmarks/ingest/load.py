@@ -102,8 +102,10 @@ class Tally:
 
 
 async def client(url: str, work: list[bytes], until: float, every_s: float, phase: float, tally: Tally) -> None:
-    """Posts its envelopes in order, with `every_s` from its own share `phase` of that on: ranks of different jobs do not
-    end their steps together. A refused envelope is posted again, as the SDK would."""
+    """Posts its envelopes in order, each `every_s` from its own share `phase` of that on: jobs do not step together.
+
+    A refused envelope is posted again, as the SDK would.
+    """
     connection = await Connection(url).open()
     due = time.perf_counter() + phase * every_s
     for body in work:
