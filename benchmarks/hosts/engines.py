@@ -132,7 +132,7 @@ class SGLang:
 
         self.engine = Engine(
             model_path=model, device="cpu", dtype="float32", attention_backend="torch_native",
-            sampling_backend="pytorch", disable_overlap_schedule=True, mem_fraction_static=0.1, max_total_tokens=8192,
+            sampling_backend="pytorch", disable_overlap_schedule=True, mem_fraction_static=0.3, max_total_tokens=8192,
             max_running_requests=16, context_length=512, grammar_backend="none", disable_cuda_graph=True,
             weight_version="v0", skip_server_warmup=True, log_level="error",
         )  # fmt: skip
