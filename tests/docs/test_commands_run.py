@@ -134,6 +134,8 @@ class Reader:
         shutil.copy(events, self.folder / "events.out.tfevents.1")
         for name in ("config.yaml", "rlvr.yaml"):
             shutil.copy(ROOT / "tests/service/doctor/onpolicy.yaml", self.folder / name)
+        for name, source in (("run_grpo.sh", "verl_consistent.sh"), ("grpo.py", "trl_consistent.py")):
+            shutil.copy(ROOT / "tests/service/doctor/hosts" / source, self.folder / name)
         (self.folder / "mine.yaml").write_text("rules: {}\n")
         for name in ("dumps", "dumps-of-last-week"):
             dumped(self.folder / name, play_rows)

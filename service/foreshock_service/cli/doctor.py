@@ -16,31 +16,39 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    config: Annotated[Path, typer.Argument(help="A training configuration (YAML).")],
+    config: Annotated[Path, typer.Argument(help="A configuration (YAML, JSON), a start script, or GRPOConfig's .py.")],
+    host: Annotated[str | None, typer.Option(help="roll, verl, slime, trl or openrlhf. Default: recognised.")] = None,
+    host_version: Annotated[str | None, typer.Option(help="The host's version, as 1.16.0 (verl, trl).")] = None,
     roll_version: Annotated[str | None, typer.Option(help="ROLL's release, as v0.2.0.")] = None,
     roll_commit_date: Annotated[str | None, typer.Option(help="Day of ROLL's commit, as 2025-11-28.")] = None,
     roll_home: Annotated[Path | None, typer.Option(help="ROLL's source tree. Default: ROLL_HOME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a training configuration implies. Exit 0 nothing wrong, 1 findings, 2 unreadable."""
-    from foreshock_service.doctor import roll
-    from foreshock_service.doctor.document import UnreadableError, read
+    from foreshock_service.doctor import hosts
+    from foreshock_service.doctor import roll_version as versions
+    from foreshock_service.doctor.document import UnreadableError
     from foreshock_service.doctor.finding import as_json as to_json
     from foreshock_service.doctor.finding import wrong
 
     try:
-        document = read(config)
-        if not roll.recognises(document):
-            raise UnreadableError(f"{config} is no configuration that is known (ROLL's has actor_train, actor_infer)")
-        version = _version(roll_version, roll_commit_date, roll_home)
+        document = hosts.read(config)
+        found = hosts.find(document, config, host)
+        given = (roll_version, roll_commit_date, roll_home)
+        if found.name != "roll" and any(option is not None for option in given):
+            raise ValueError(f"--roll-… is for ROLL; {config} is read as {found.name}'s")
+        if found.name == "roll" and host_version is not None:
+            raise ValueError("--host-version is not for ROLL: give --roll-version")
+        version = _version(*given) if found.name == "roll" else versions.UNKNOWN_VERSION
+        findings = hosts.examine(found, document, host_version, version)
     except (UnreadableError, ValueError) as error:
         typer.echo(f"foreshock doctor: {error}", err=True)
         raise typer.Exit(2) from None
-    findings = roll.examine(document, version)
+    name = version.name if found.name == "roll" else " ".join(filter(None, (found.name, host_version)))
     if as_json:
         typer.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
     else:
-        typer.echo(_text(config, version, findings))
+        typer.echo(_text(config, name, findings))
     raise typer.Exit(1 if wrong(findings) else 0)
 
 
@@ -64,8 +72,8 @@ def _version(tag: str | None, day: str | None, home: Path | None) -> RollVersion
     return versions.UNKNOWN_VERSION
 
 
-def _text(config: Path, version: RollVersion, findings: list[Finding]) -> str:
-    lines = [f"{config} ({version.name})"]
+def _text(config: Path, read_as: str, findings: list[Finding]) -> str:
+    lines = [f"{config} ({read_as})"]
     for f in findings:
         where = f"{config.name}:{f.line}" if f.line else f"{config.name} (default)"
         lines += ["", f"{f.severity.upper():8} {f.title}  [{f.id}]", f"         {where}  {f.evidence}"]

@@ -136,15 +136,19 @@ class Document:
 
 def read(path: Path) -> Document:
     """Reads a YAML file. Raises UnreadableError for what is no readable YAML mapping, with the line where it stops."""
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """The file's text. Raises UnreadableError where it is absent, too large or no text."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UnreadableError(f"{path} is larger than {MAX_BYTES >> 20} MiB: no configuration")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UnreadableError(f"{path} is not UTF-8 text") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str = "the text") -> Document:
