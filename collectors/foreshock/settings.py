@@ -18,8 +18,8 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
-def _setting(default: Any, unit: str, sentence: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "sentence": sentence})
+def _setting(default: Any, unit: str, sentence: str, *, shown: bool = True) -> Any:
+    return field(default=default, metadata={"unit": unit, "sentence": sentence}, repr=shown)
 
 
 def _default_spool() -> str:
@@ -31,7 +31,7 @@ class Settings:
     """What `foreshock.init(**settings)` and the environment may set."""
 
     url: str = _setting("", "", "Address of the service, as http://host:8720; empty: the monitor does nothing.")
-    token: str = _setting("", "", "Bearer token with scope `ingest`; not needed on loopback.")
+    token: str = _setting("", "", "Bearer token with scope `ingest`; not needed on loopback.", shown=False)
     project: str = _setting("default", "", "Project of a run that is named without one.")
     ca_file: str = _setting("", "path", "PEM file of the authorities that may sign the service's certificate.")
     verify_tls: bool = _setting(True, "", "Verify the service's certificate. Off only for experiments.")

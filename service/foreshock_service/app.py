@@ -118,7 +118,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
     hub = Hub()
     pack_file = PackFile(settings.rules_path)
     limits = command_limits(settings)
-    poster = new_client()
+    poster = new_client(private=settings.outgoing_private)
     channels = configured(settings, store, poster)
     alerts = Outbox(channels, [name for name, told in channels.items() if told.follows])
     quiet, clicked, bot = quiet_hours(settings), clicks(settings), channels.get(SlackApp.name)

@@ -24,6 +24,7 @@ from foreshock_service.rules.pack import PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
+from foreshock_service.terminal import log_lines
 from foreshock_service.workers.evaluator import Evaluator, EvaluatorCounts
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.supervisor import Supervisor
@@ -125,10 +126,10 @@ def evaluate_for(settings: Settings, pipe: Connection) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; who started this one says when to stop
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines(settings.log_level)
     store = Store(settings.database_url.get_secret_value(), pool_size=settings.database_pool)
     hub = Hub()
-    poster = new_client()
+    poster = new_client(private=settings.outgoing_private)
     channels = configured(settings, store, poster)
     alerts = Outbox(channels, [name for name, told in channels.items() if told.follows])
     evaluator = evaluator_of(settings, store, hub, PackFile(settings.rules_path), alerts)

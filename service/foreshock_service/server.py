@@ -14,15 +14,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from foreshock_service.app import Unprotected, create_app, open_store
 from foreshock_service.heap import settle
+from foreshock_service.prompt import prompt
 from foreshock_service.rules.pack import PackError, PackFile
 from foreshock_service.settings import Settings
 from foreshock_service.store.engine import StoreError
+from foreshock_service.terminal import log_lines
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 SWITCH_S = 0.001
 """How long a busy thread keeps the interpreter from one that wants it. A look at health takes it some ten times."""
-LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class StartError(Exception):
@@ -34,18 +35,7 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
 
     Raises `StartError` for what is known before: the database, the rule pack, the port, a missing token.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format=LINE)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    try:
-        PackFile(settings.rules_path)
-        open_store(settings).close()
-    except (StoreError, Unprotected, PackError) as error:
-        raise StartError(str(error)) from None
-    except SQLAlchemyError as error:
-        # Its text may hold the connection string.
-        raise StartError(f"the database does not answer as it should ({type(error).__name__})") from None
-    except OSError as error:
-        raise StartError(f"the database cannot be opened: {error}") from None
+    prepare(settings)
     door = _bound(settings)
     port = door.getsockname()[1]
     settings = settings.model_copy(update={"port": port})
@@ -57,6 +47,7 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
             proxy_headers=False,  # who is on loopback is decided by the connection, never by a header
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            http=prompt(settings.request_timeout_s),
             timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
             lifespan="on",
         ),
@@ -69,6 +60,22 @@ def listen(settings: Settings, say: Callable[[str], None]) -> int:
     finally:
         door.close()
     return 0 if server.started else 3
+
+
+def prepare(settings: Settings) -> None:
+    """Logging as the service's processes want it, the rule pack read and the database migrated. Raises `StartError`."""
+    log_lines(settings.log_level)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        PackFile(settings.rules_path)
+        open_store(settings).close()
+    except (StoreError, Unprotected, PackError) as error:
+        raise StartError(str(error)) from None
+    except SQLAlchemyError as error:
+        # Its text may hold the connection string.
+        raise StartError(f"the database does not answer as it should ({type(error).__name__})") from None
+    except OSError as error:
+        raise StartError(f"the database cannot be opened: {error}") from None
 
 
 class _Server(uvicorn.Server):

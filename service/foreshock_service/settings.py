@@ -52,6 +52,14 @@ class Settings(BaseSettings):
         10.0, "seconds", "Longest wait for open requests when the service stops.", gt=0, le=600
     )
 
+    replicas: int = _setting(
+        1,
+        "replicas",
+        "With `foreshock serve --ray`: replicas on the cluster; two and more need PostgreSQL.",
+        ge=1,
+        le=100,
+    )
+
     # The store
     database_url: SecretStr = _setting(
         lambda: SecretStr(_default_database()),
@@ -142,6 +150,12 @@ class Settings(BaseSettings):
     max_decompressed_bytes: int = _setting(
         32 * MIB, "bytes", "Largest body after decompression.", ge=1024, le=4096 * MIB
     )
+    request_timeout_s: float = _setting(
+        30.0, "seconds", "Longest time that a request's head, and then its body, may take to come in.", gt=0, le=3600
+    )
+    outgoing_private: bool = _setting(
+        True, "", "Alerts may go to private and loopback addresses; link-local ones (cloud metadata) never."
+    )
     max_items: int = _setting(1024, "items", "Most frames and notices in one envelope.", ge=1, le=100_000)
     max_signals_per_frame: int = _setting(
         512, "signals", "Most scalars, and most pairs, in one frame.", ge=1, le=10_000
@@ -152,6 +166,9 @@ class Settings(BaseSettings):
     max_runs: int = _setting(10_000, "runs", "Most runs; ingest for a further one is refused.", ge=1, le=10_000_000)
     max_waiters: int = _setting(1000, "requests", "Most long-polls and event streams at once.", ge=1, le=100_000)
     max_wait_s: float = _setting(60.0, "seconds", "Longest long-poll that is honoured.", ge=0, le=600)
+    max_stream_s: float = _setting(
+        3600.0, "seconds", "Longest event stream; a page that was watching comes again by itself.", ge=1, le=86_400
+    )
     max_page: int = _setting(500, "rows", "Most rows on one page of a list.", ge=1, le=10_000)
     max_series_points: int = _setting(5000, "points", "Most points per signal in one answer.", ge=10, le=100_000)
     max_series_signals: int = _setting(64, "signals", "Most signals in one series request.", ge=1, le=1000)

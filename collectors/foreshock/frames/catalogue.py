@@ -15,7 +15,7 @@ import msgspec
 Merge = Literal["sum", "mean", "max", "min", "last", "pair"]
 """How ranks of one step (and repeated `log` calls of one rank) fold. `pair`: through the merged PairRecord."""
 
-NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_]*(@lag\d{1,6})?([./][A-Za-z0-9_\-]+){0,6}$")
+NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_]*(@lag\d{1,6})?([./][A-Za-z0-9_\-]+){0,6}\Z")
 """What a signal's name may look like: at most 128 characters, no blanks, no markup."""
 MAX_NAME: Final = 128
 

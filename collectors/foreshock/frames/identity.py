@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-RUN_NAME = re.compile(r"^[A-Za-z0-9._-]{1,128}/[A-Za-z0-9._-]{1,128}$")
-LAUNCH = re.compile(r"^[\x21-\x7e]{1,128}$")
+RUN_NAME = re.compile(r"^(?!\.+/)[A-Za-z0-9._-]{1,128}/(?!\.+\Z)[A-Za-z0-9._-]{1,128}\Z")
+"""No part of dots alone: names become folders. `\\Z`, because `$` lets a line end pass."""
+LAUNCH = re.compile(r"^[\x21-\x7e]{1,128}\Z")
 ROLES = ("trainer", "rollout", "driver")
 
 
@@ -65,7 +66,8 @@ def run_name(name: str, project: str = "default") -> str:
     full = name if "/" in name else f"{project}/{name}"
     if not RUN_NAME.match(full):
         raise ValueError(
-            f"run must be `name` or `project/name`, each 1 to 128 of letters, digits, '.', '_', '-'; not {name!r}"
+            "run must be `name` or `project/name`, each 1 to 128 of letters, digits, '.', '_', '-', not dots alone; "
+            f"not {name!r}"
         )
     return full
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any
 
-_SECRET = re.compile(r"(token|secret|passw|api_?key|credential|authorization)", re.IGNORECASE)
-_HARMLESS = re.compile(r"(tokens|tokenizer|token_id|(max|num|per)_token|token_(level|mean|type))", re.IGNORECASE)
+from foreshock.frames.redaction import REDACTED, follows_secret_flag, grave_name, scrubbed, secret_name
+
 MAX_DEPTH, MAX_NODES, MAX_TEXT = 8, 5000, 2000
 _INT64 = 1 << 63
 
@@ -17,17 +16,19 @@ _INT64 = 1 << 63
 def plain(value: Any) -> Any:
     """A copy of `value` made of None, bool, int, float, str, list and dict; never raises for an odd object.
 
-    At most 8 levels, 5,000 nodes and 2,000 characters a text; what is beyond is cut and marked with `…`. Values under a
-    name that looks like a secret become `[redacted]`.
+    At most 8 levels, 5,000 nodes and 2,000 characters a text; what is beyond is cut and marked with `…`. Secrets
+    become `[redacted]` (`frames.redaction`).
     """
     budget = [MAX_NODES]
-    return _plain(value, MAX_DEPTH, budget)
+    return _plain(value, MAX_DEPTH, budget, False)
 
 
-def _plain(value: Any, depth: int, budget: list[int]) -> Any:
+def _plain(value: Any, depth: int, budget: list[int], hidden: bool) -> Any:
     budget[0] -= 1
     if value is None or isinstance(value, bool):
         return value
+    if hidden and (isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence | Set)):
+        return REDACTED if value != "" else value
     if isinstance(value, Integral):
         number = int(value)
         return number if -_INT64 <= number < _INT64 else str(number)[:MAX_TEXT]
@@ -38,35 +39,39 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
     if depth <= 0 or budget[0] <= 0:
         return "…"
     if isinstance(value, Mapping):
-        return _mapping(value.items(), depth, budget)
+        return _mapping(value.items(), depth, budget, hidden)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _mapping(((f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)), depth, budget)
+        return _mapping(
+            ((f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)), depth, budget, hidden
+        )
     if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | memoryview):
-        return _sequence(value, depth, budget)
+        return _sequence(value, depth, budget, hidden)
     if hasattr(value, "__dict__") and type(value).__name__ == "Namespace":
-        return _mapping(vars(value).items(), depth, budget)
+        return _mapping(vars(value).items(), depth, budget, hidden)
     return _other(value)
 
 
-def _mapping(items: Iterable[tuple[Any, Any]], depth: int, budget: list[int]) -> dict[str, Any]:
+def _mapping(items: Iterable[tuple[Any, Any]], depth: int, budget: list[int], hidden: bool) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, item in items:
         if budget[0] <= 0:
             out["…"] = "…"
             break
         name = _text(key if isinstance(key, str) else str(key))[:256]
-        secret = isinstance(item, str | bytes) and item and _SECRET.search(name) and not _HARMLESS.search(name)
-        out[name] = "[redacted]" if secret else _plain(item, depth - 1, budget)
+        told = isinstance(item, Sequence | Set) and not isinstance(item, Mapping) and secret_name(name)
+        out[name] = _plain(item, depth - 1, budget, hidden or told or grave_name(name))
     return out
 
 
-def _sequence(items: Iterable[Any], depth: int, budget: list[int]) -> list[Any]:
+def _sequence(items: Iterable[Any], depth: int, budget: list[int], hidden: bool) -> list[Any]:
     out: list[Any] = []
+    before: Any = None
     for item in items:
         if budget[0] <= 0:
             out.append("…")
             break
-        out.append(_plain(item, depth - 1, budget))
+        out.append(_plain(item, depth - 1, budget, hidden or follows_secret_flag(before)))
+        before = item
     return out
 
 
@@ -81,6 +86,7 @@ def _other(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Without what neither PostgreSQL nor UTF-8 can hold."""
+    """Without secrets, and without what neither PostgreSQL nor UTF-8 can hold."""
+    text = scrubbed(text if len(text) <= 4 * MAX_TEXT else text[: 4 * MAX_TEXT])
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")

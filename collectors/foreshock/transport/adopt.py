@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from foreshock.transport.losses import Losses
-from foreshock.transport.spool import Header, Spool, remove
+from foreshock.transport.spool import Header, Spool, private, remove
 
 
 def adopt(root: Path, run: str, url: str, max_bytes: int, keep_s: float) -> Iterator[Spool]:
@@ -20,8 +20,12 @@ def adopt(root: Path, run: str, url: str, max_bytes: int, keep_s: float) -> Iter
 
     Spools that someone alive holds, or that belong elsewhere, stay as they are.
     """
-    if not root.is_dir():
-        return
+    try:
+        if not root.is_dir():
+            return
+        private(root)
+    except OSError:
+        return  # somebody else's folder: what lies there was not sealed by this user
     for folder in sorted(root.iterdir(), key=_touched):
         header = _header(folder)
         stale = time.time() - _touched(folder) > keep_s

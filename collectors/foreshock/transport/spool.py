@@ -85,7 +85,7 @@ class Spool:
         made = root / f".new-{header.client}"
         lock = -1
         try:
-            _private(root)
+            private(root)
             made.mkdir(mode=0o700)
             lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -278,7 +278,7 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _private(root: Path) -> None:
+def private(root: Path) -> None:
     """`root` exists, is ours and nobody else's: it lies in a folder that anyone may write to."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = root.lstat()

@@ -14,8 +14,8 @@ from foreshock.stats.record import PairRecord
 from foreshock.wire.envelope import Envelope, Frame, Notice, Semantics
 from foreshock.wire.errors import Malformed, TooLarge
 
-_CLIENT = re.compile(r"^[0-9a-f]{32}$")
-_WORD = re.compile(r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")
+_CLIENT = re.compile(r"^[0-9a-f]{32}\Z")
+_WORD = re.compile(r"^[A-Za-z][A-Za-z0-9_.-]{0,63}\Z")
 _INT64 = 1 << 63
 _INT32 = 1 << 31
 MAX_TEXT = 64 << 10

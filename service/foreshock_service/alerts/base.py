@@ -16,6 +16,8 @@ import httpx
 import msgspec
 from sqlalchemy.orm import Session
 
+from foreshock_service.alerts.reach import Forbidden, transport
+
 TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 3600.0
 AWAY = frozenset({429, 502, 503, 504})
@@ -96,9 +98,18 @@ def digest_id(messages: Sequence[Message]) -> str:
     return hashlib.sha256("\n".join(sorted(m.delivery_id for m in messages)).encode()).hexdigest()[:32]
 
 
-def new_client(timeout_s: float = TIMEOUT_S) -> httpx.Client:
-    """No redirects (a hook goes only where configured), no proxies or credentials from the environment, ten seconds."""
-    return httpx.Client(timeout=timeout_s, follow_redirects=False, trust_env=False, headers={"User-Agent": "foreshock"})
+def new_client(timeout_s: float = TIMEOUT_S, *, private: bool = True) -> httpx.Client:
+    """No redirects (a hook goes only where configured), no proxies or credentials from the environment, ten seconds.
+
+    `private`: whether private and loopback addresses are receivers too; `reach` says what never is.
+    """
+    return httpx.Client(
+        timeout=timeout_s,
+        follow_redirects=False,
+        trust_env=False,
+        headers={"User-Agent": "foreshock"},
+        transport=transport(private),
+    )
 
 
 def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]) -> None:
@@ -108,6 +119,8 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise Never("the configured URL is not valid") from error
     except httpx.HTTPError as error:
+        if why := _forbidden(error):
+            raise Never(f"the configured receiver is {why}") from error
         raise Later(f"no answer ({type(error).__name__})", whole_channel=True) from error
     status = answer.status_code
     if 200 <= status < 300:
@@ -116,6 +129,14 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
         after_s = retry_after(answer.headers.get("Retry-After"))
         raise Later(f"answered {status}", after_s, whole_channel=status in AWAY)
     raise Never(f"answered {status}", content=status in TOO_MUCH)
+
+
+def _forbidden(error: BaseException) -> str:
+    """The reason of `reach.Forbidden`, where one lies beneath httpx's error."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, Forbidden):
+        found = found.__cause__ or found.__context__
+    return str(found) if found is not None else ""
 
 
 def retry_after(header: str | None) -> float | None:

@@ -51,7 +51,10 @@ _BODY = {
                     "protocol": {"type": "integer", "minimum": 1},
                     "client": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
                     "sequence": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-                    "run": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}/[A-Za-z0-9._-]{1,128}$"},
+                    "run": {
+                        "type": "string",
+                        "pattern": r"^(?!\.+/)[A-Za-z0-9._-]{1,128}/(?!\.+$)[A-Za-z0-9._-]{1,128}$",
+                    },
                     "launch": {"type": "string", "minLength": 1, "maxLength": 128},
                     "sdk": {"type": "string", "maxLength": 64},
                     "role": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_.-]{0,15}$"},

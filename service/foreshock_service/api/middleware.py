@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -43,6 +44,13 @@ class BodyTooLarge(HTTPException):
 
     def __init__(self, limit: int) -> None:
         super().__init__(413, f"The body is larger than {limit} bytes.")
+
+
+class BodyTooSlow(HTTPException):
+    """As `BodyTooLarge`: whoever drips a body holds a place for ever."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(408, f"The body was not here within {seconds:g} s.", {"Connection": "close"})
 
 
 class Boundary:
@@ -94,7 +102,7 @@ class Boundary:
             problem_ = TooLarge(f"The body is larger than {limit} bytes.", limit=limit)
             await problem_response(problem_)(scope, receive, send)
             return
-        await self._app(scope, _counted(receive, limit), send)
+        await self._app(scope, _counted(receive, limit, self._settings.request_timeout_s), send)
 
     def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -115,13 +123,20 @@ def _caller(request: Request) -> str:
     return f"{host} {digest(secret)[:16]}" if secret else host
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
-    seen = 0
+def _counted(receive: Receive, limit: int, timeout_s: float) -> Receive:
+    seen, until, whole = 0, time.monotonic() + timeout_s, False
 
     async def receiving() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        if whole:
+            return await receive()  # waits for the caller to leave: an event stream does so for hours
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow(timeout_s) from None
         if message["type"] == "http.request":
+            whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > limit:
                 raise BodyTooLarge(limit)

@@ -84,7 +84,7 @@ class Rooms:
 
 def valid_name(word: str) -> bool:
     """True for one part of a run's name, a label or a token's name."""
-    return re.match(NAME_PATTERN, word) is not None
+    return re.fullmatch(NAME_PATTERN, word) is not None
 
 
 async def rooms_of(request: Request) -> Rooms:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreshock_service.cli.out import say
+
 if TYPE_CHECKING:
     from foreshock_service.check.judge import Report
     from foreshock_service.rules.pack import Pack
@@ -46,10 +48,10 @@ def check(
     reports = [_checked(log, pack, follow, idle_s, interval, plot is not None, as_json) for log in logs]
     if as_json:
         told: list[dict[str, Any]] = [report.to_json() for report in reports]
-        typer.echo(json.dumps(told[0] if len(told) == 1 else told, ensure_ascii=False, indent=2))
+        say(json.dumps(told[0] if len(told) == 1 else told, ensure_ascii=False, indent=2))
         for log, report in zip(logs, reports, strict=True):
             if report.problem:
-                typer.echo(f"foreshock: {log}: {report.problem}", err=True)
+                say(f"foreshock: {log}: {report.problem}", err=True)
     else:
         _show(logs, reports, verbose)
     if plot is not None:
@@ -59,12 +61,11 @@ def check(
 
 
 def _checked(log: Path, pack: Pack, follow: bool, idle_s: float, interval: int, trace: bool, silent: bool) -> Report:
-    from rich.console import Console
-
     from foreshock_service.check.render import change_line
     from foreshock_service.check.run import check as check_log
+    from foreshock_service.cli.console import SafeConsole
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     watch = None
     if follow and not silent:
 
@@ -82,11 +83,10 @@ def _checked(log: Path, pack: Pack, follow: bool, idle_s: float, interval: int, 
 
 
 def _show(logs: list[Path], reports: list[Report], verbose: bool) -> None:
-    from rich.console import Console
-
     from foreshock_service.check.render import render
+    from foreshock_service.cli.console import SafeConsole
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = SafeConsole(highlight=False, width=None if sys.stdout.isatty() else 120)
     for log, report in zip(logs, reports, strict=True):
         render(console, str(log), report, verbose=verbose)
 
@@ -97,11 +97,11 @@ def _draw(report: Report, path: Path, title: str) -> None:
     try:
         plot(report, path, title)
     except NoPlot as error:
-        typer.echo(f"foreshock: {error}", err=True)
+        say(f"foreshock: {error}", err=True)
         if report.verdict != "unreadable":
             raise typer.Exit(2) from None
 
 
 def _refused(why: str) -> typer.Exit:
-    typer.echo(f"foreshock: {why}", err=True)
+    say(f"foreshock: {why}", err=True)
     return typer.Exit(2)

@@ -10,9 +10,12 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from foreshock.frames.identity import RUN_NAME
+from foreshock_service.cli.console import SafeConsole
+from foreshock_service.cli.out import say
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PIPE_WIDTH = 240
@@ -39,14 +42,13 @@ def call(method: str, path: str, **arguments: Any) -> Any:
 
 
 def _fail(sentence: str, code: int) -> Any:
-    typer.echo(f"foreshock: {sentence}", err=True)
+    say(f"foreshock: {sentence}", err=True)
     raise typer.Exit(code)
 
 
 def split_run(run: str) -> str:
     """`project/name`, checked here so that a slip never asks for another path."""
-    parts = run.split("/")
-    if len(parts) != 2 or not all(p and all(c.isalnum() or c in "._-" for c in p) for p in parts):
+    if RUN_NAME.match(run) is None:
         raise typer.BadParameter(f"{run!r}: a run is named project/name")
     return run
 
@@ -54,10 +56,10 @@ def split_run(run: str) -> str:
 def show(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool, empty: str) -> None:
     """A table of `columns`, or the rows as JSON."""
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return
     if not rows:
-        typer.echo(empty)
+        say(empty)
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -66,14 +68,14 @@ def show(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool, 
         # Text, not a string: markup inside a run's or a person's words stays words.
         table.add_row(*(Text("–" if row.get(c) is None else str(row[c])) for c in columns))
     # Into a pipe lines are left whole: they are for grep, not for eyes.
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def show_one(body: dict[str, Any], as_json: bool, fields: Sequence[str]) -> None:
     """One object, as `name  value` lines or JSON."""
     if as_json:
-        typer.echo(json.dumps(body, indent=2))
+        say(json.dumps(body, indent=2))
         return
     width = max(len(f) for f in fields)
     for field in fields:
-        typer.echo(f"{field:<{width}}  {'–' if body.get(field) is None else body[field]}")
+        say(f"{field:<{width}}  {'–' if body.get(field) is None else body[field]}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from foreshock_service.cli.client import JsonFlag, call, show, split_run
+from foreshock_service.cli.out import say
 
 app = typer.Typer(help="List, approve and reject commands.", no_args_is_help=True, add_completion=False)
 
@@ -43,25 +44,25 @@ def propose(
         raise typer.BadParameter(f"--arguments is not JSON: {error}") from None
     body = {"actions": [{"kind": kind, "arguments": given}], "reason": reason, "approve": approve}
     command = call("POST", f"/v1/runs/{run}/commands", json=body)
-    typer.echo(f"{command['id']}: {command['kind']} {command['state']}")
+    say(f"{command['id']}: {command['kind']} {command['state']}")
 
 
 @app.command()
 def approve(command: CommandId) -> None:
     """Agree: the trainer gets it at its next question."""
     body = call("POST", f"/v1/commands/{command}/approve")
-    typer.echo(f"{body['id']}: {body['kind']} {body['state']}")
+    say(f"{body['id']}: {body['kind']} {body['state']}")
 
 
 @app.command()
 def reject(command: CommandId, reason: Reason = "") -> None:
     """Decline a proposal."""
     body = call("POST", f"/v1/commands/{command}/reject", json={"reason": reason})
-    typer.echo(f"{body['id']}: {body['kind']} {body['state']}")
+    say(f"{body['id']}: {body['kind']} {body['state']}")
 
 
 @app.command()
 def cancel(command: CommandId, reason: Reason = "") -> None:
     """Take back what no trainer has accepted yet."""
     body = call("POST", f"/v1/commands/{command}/cancel", json={"reason": reason})
-    typer.echo(f"{body['id']}: {body['kind']} {body['state']}")
+    say(f"{body['id']}: {body['kind']} {body['state']}")

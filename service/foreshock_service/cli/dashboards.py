@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from foreshock_service.cli.out import say
+
 app = typer.Typer(help="Build the Grafana boards, push them.", no_args_is_help=True, add_completion=False)
 
 
@@ -32,11 +34,11 @@ def build(
     folder = out or building.BUILT
     if not check:
         for path in building.write(folder):
-            typer.echo(str(path))
+            say(str(path))
         return
     stale = [n for n, d in building.documents().items() if _read(folder / f"{n}.json") != building.text(d)]
     for name in stale:
-        typer.echo(f"{folder / name}.json is not what the code builds", err=True)
+        say(f"{folder / name}.json is not what the code builds", err=True)
     raise typer.Exit(1 if stale else 0)
 
 
@@ -71,13 +73,13 @@ def push(
         sources += [pushing.prometheus_source(prometheus_url)] if prometheus_url else []
         uid = pushing.push_folder(grafana)
         for source in sources:
-            typer.echo(f"data source {source['name']}: {pushing.push_source(grafana, source)}")
+            say(f"data source {source['name']}: {pushing.push_source(grafana, source)}")
         for board in found:
-            typer.echo(f"board {board['title']}: {pushing.push_board(grafana, board, uid)}")
+            say(f"board {board['title']}: {pushing.push_board(grafana, board, uid)}")
         if annotations:
             wanted = pushing.annotations_of(_all("/v1/incidents", "incidents"), _commands(), time.time())
             added, changed = pushing.push_annotations(grafana, wanted)
-            typer.echo(f"annotations: {added} added, {changed} changed")
+            say(f"annotations: {added} added, {changed} changed")
     except ImportError as error:
         _fail(f"{error.name} is missing: pip install 'foreshock[dashboards]'", 2)
     except pushing.PushError as error:
@@ -108,5 +110,5 @@ def _read(path: Path) -> str | None:
 
 
 def _fail(sentence: str, code: int) -> Any:
-    typer.echo(f"foreshock: {sentence}", err=True)
+    say(f"foreshock: {sentence}", err=True)
     raise typer.Exit(code)

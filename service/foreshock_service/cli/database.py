@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foreshock_service.cli.out import say
+
 if TYPE_CHECKING:
     from foreshock_service.store.engine import Store
 
@@ -32,9 +34,9 @@ def opened(database_url: str | None, *, exclusive: bool) -> Iterator[Store]:
         finally:
             store.close()
     except StoreError as error:
-        typer.echo(f"foreshock: {error}", err=True)
+        say(f"foreshock: {error}", err=True)
         raise typer.Exit(2) from None
     except SQLAlchemyError as error:
         # Its text may hold the connection string: the kind of error is enough.
-        typer.echo(f"foreshock: the database does not answer as it should ({type(error).__name__})", err=True)
+        say(f"foreshock: the database does not answer as it should ({type(error).__name__})", err=True)
         raise typer.Exit(2) from None

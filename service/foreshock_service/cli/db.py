@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from foreshock_service.cli.database import DatabaseUrl, opened
+from foreshock_service.cli.out import say
 
 app = typer.Typer(help="Migrate the database, show its revision.", no_args_is_help=True, add_completion=False)
 
@@ -15,7 +16,7 @@ def upgrade(database_url: DatabaseUrl = None) -> None:
     from foreshock_service.store import migrate
 
     with opened(database_url, exclusive=True) as store:
-        typer.echo(f"at revision {migrate.upgrade(store)}")
+        say(f"at revision {migrate.upgrade(store)}")
 
 
 @app.command()
@@ -26,6 +27,6 @@ def current(database_url: DatabaseUrl = None) -> None:
     with opened(database_url, exclusive=False) as store:
         found = migrate.current(store)
         accepted = found in migrate.accepted()
-    typer.echo(f"at revision {found or 'none'}, {'accepted' if accepted else 'not accepted: run foreshock db upgrade'}")
+    say(f"at revision {found or 'none'}, {'accepted' if accepted else 'not accepted: run foreshock db upgrade'}")
     if not accepted:
         raise typer.Exit(1)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreshock_service.cli.out import say
+
 if TYPE_CHECKING:
     from foreshock_service.diagnosis.tokens.report import DumpDiagnosis, Place
 
@@ -41,12 +43,12 @@ def diagnose(
         found = diagnose_dump(what, healthy=healthy or (), since=since, run=on_ray if ray else here)
     except DumpError as error:
         raise _refused(str(error)) from None
-    typer.echo(_json(found) if as_json else _text(found))
+    say(_json(found) if as_json else _text(found))
     raise typer.Exit(1 if found.verdict == "ill" else 0)
 
 
 def _refused(why: str) -> typer.Exit:
-    typer.echo(f"foreshock: {why}", err=True)
+    say(f"foreshock: {why}", err=True)
     return typer.Exit(2)
 
 
@@ -108,18 +110,16 @@ def _run(run: str, as_json: bool) -> int:
     answer = call("GET", f"/v1/runs/{run}/diagnosis")
     ill = answer["edge"] is not None
     if as_json:
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
         return int(ill)
-    typer.echo(
-        f"{run}, attempt {answer['attempt']}, steps {answer['from_step']}–{answer['to_step']}: {answer['sentence']}"
-    )
+    say(f"{run}, attempt {answer['attempt']}, steps {answer['from_step']}–{answer['to_step']}: {answer['sentence']}")
     for cause in answer["causes"]:
-        typer.echo(f"\n{cause['score']:.2f}  {cause['title']}  [{cause['name']}]  by {cause['pair']}")
+        say(f"\n{cause['score']:.2f}  {cause['title']}  [{cause['name']}]  by {cause['pair']}")
         for sign, facts in (("+", cause["speaks_for"]), ("−", cause["speaks_against"])):
             for fact in facts:
-                typer.echo(f"      {sign} {_number(fact['value'])}{fact['sentence']}")
+                say(f"      {sign} {_number(fact['value'])}{fact['sentence']}")
         if cause["decided_by"]:
-            typer.echo(f"      what decides: {'; '.join(cause['decided_by'])}")
+            say(f"      what decides: {'; '.join(cause['decided_by'])}")
     for probe in answer["probes"]:
-        typer.echo(f"\nprobe at step {probe['step']}: {probe['sentence']}")
+        say(f"\nprobe at step {probe['step']}: {probe['sentence']}")
     return int(ill)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foreshock_service.cli.out import say
+
 if TYPE_CHECKING:
     from foreshock_service.doctor.finding import Finding
     from foreshock_service.doctor.roll_version import RollVersion
@@ -42,13 +44,13 @@ def doctor(
         version = _version(*given) if found.name == "roll" else versions.UNKNOWN_VERSION
         findings = hosts.examine(found, document, host_version, version)
     except (UnreadableError, ValueError) as error:
-        typer.echo(f"foreshock doctor: {error}", err=True)
+        say(f"foreshock doctor: {error}", err=True)
         raise typer.Exit(2) from None
     name = version.name if found.name == "roll" else " ".join(filter(None, (found.name, host_version)))
     if as_json:
-        typer.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
+        say(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
     else:
-        typer.echo(_text(config, name, findings))
+        say(_text(config, name, findings))
     raise typer.Exit(1 if wrong(findings) else 0)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foreshock_service.cli.client import JsonFlag, call, show
+from foreshock_service.cli.out import say
 
 app = typer.Typer(help="List, acknowledge and resolve incidents.", no_args_is_help=True, add_completion=False)
 
@@ -31,11 +32,11 @@ def list_incidents(
 def acknowledge(incident: Annotated[str, typer.Argument(help="Its id.")]) -> None:
     """Say that you are looking at it."""
     body = call("POST", f"/v1/incidents/{incident}/acknowledge")
-    typer.echo(f"{body['id']}: {body['status']} by {body['acknowledged_by']}")
+    say(f"{body['id']}: {body['status']} by {body['acknowledged_by']}")
 
 
 @app.command()
 def resolve(incident: Annotated[str, typer.Argument(help="Its id.")]) -> None:
     """Say that it is over."""
     body = call("POST", f"/v1/incidents/{incident}/resolve")
-    typer.echo(f"{body['id']}: {body['status']}")
+    say(f"{body['id']}: {body['status']}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from foreshock_service.cli.out import say
+
 
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command that starts the job.")],
@@ -43,7 +45,7 @@ def launch(
     if template is None and known is not None:
         template = known.template
     if template is None:
-        typer.echo(
+        say(
             "foreshock launch: this command's resume option is not known (--host, --resume-arg): a crash starts it "
             "as it is, rollbacks are not announced",
             err=True,

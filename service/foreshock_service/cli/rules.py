@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from foreshock_service.cli.client import JsonFlag, call, show, split_run
+from foreshock_service.cli.out import say
 
 app = typer.Typer(
     help="What is watched; try a rule file on stored history.", no_args_is_help=True, add_completion=False
@@ -36,7 +37,7 @@ def replay(
     body = {"run": run, "pack": pack.read_text() if pack else "", "from_step": from_step, "to_step": to_step}
     answer = call("POST", "/v1/rules/replay", json=body)
     if as_json:
-        typer.echo(json.dumps(answer, indent=2))
+        say(json.dumps(answer, indent=2))
         return
     show(answer["findings"], ("attempt", "step", "transition", "severity", "rule", "message"), False, "nothing found")
-    typer.echo(f"{answer['steps']} steps, {len(answer['findings'])} findings, pack {answer['pack_hash']}")
+    say(f"{answer['steps']} steps, {len(answer['findings'])} findings, pack {answer['pack_hash']}")

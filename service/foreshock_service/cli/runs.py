@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from foreshock_service.cli.client import JsonFlag, call, show, show_one, split_run
+from foreshock_service.cli.out import say
 
 app = typer.Typer(help="List runs, look at one, change its mode.", no_args_is_help=True, add_completion=False)
 
@@ -37,7 +38,7 @@ def show_run(run: RunName, as_json: JsonFlag = False) -> None:
 def set_mode(run: RunName, mode: Annotated[str, typer.Argument(help="observe, approve or auto")]) -> None:
     """Set how far Foreshock may go with this run."""
     body: dict[str, Any] = call("PATCH", f"/v1/runs/{run}", json={"mode": mode})
-    typer.echo(f"{body['name']}: mode {body['mode']}")
+    say(f"{body['name']}: mode {body['mode']}")
 
 
 @app.command("delete")
@@ -46,4 +47,4 @@ def delete_run(run: RunName, yes: Annotated[bool, typer.Option("--yes", help="Do
     if not yes:
         typer.confirm(f"Delete {run} and everything stored of it?", abort=True)
     call("DELETE", f"/v1/runs/{run}")
-    typer.echo(f"{run}: deleted")
+    say(f"{run}: deleted")

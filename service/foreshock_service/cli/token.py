@@ -9,6 +9,7 @@ import typer
 
 from foreshock_service.cli.client import JsonFlag, show
 from foreshock_service.cli.database import DatabaseUrl, opened
+from foreshock_service.cli.out import say
 
 app = typer.Typer(help="Create, list and revoke bearer tokens.", no_args_is_help=True, add_completion=False)
 SCOPES = ("ingest", "read", "operate", "admin")
@@ -47,8 +48,8 @@ def create(
                 actor="cli",
             )
             token_id = row.id
-    typer.echo(f"id {token_id}; the secret is shown only now:", err=True)
-    typer.echo(secret)
+    say(f"id {token_id}; the secret is shown only now:", err=True)
+    say(secret)
 
 
 @app.command("list")
@@ -87,6 +88,6 @@ def revoke(
     with opened(database_url, exclusive=False) as store, store.write() as session:
         done = tokens.revoke(session, token, actor="cli")
     if not done:
-        typer.echo("foreshock: no live token has that id", err=True)
+        say("foreshock: no live token has that id", err=True)
         raise typer.Exit(1)
-    typer.echo(f"{token}: revoked")
+    say(f"{token}: revoked")

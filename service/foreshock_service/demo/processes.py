@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,19 @@ def free_port() -> int:
 class Service:
     """`foreshock serve` on loopback; `start` returns once it answers `/readyz`. By default on SQLite in `folder`."""
 
-    def __init__(self, folder: Path, port: int | None = None, database_url: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        database_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "service.log"
         self._database = database_url or f"sqlite:///{(folder / 'foreshock.db').resolve()}"
+        self._environment = dict(environment or {})
+        """Beside what this process was given."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -84,7 +93,9 @@ class Service:
         command = [sys.executable, "-m", "foreshock_service.cli", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--database-url", self._database]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self._environment}
+            )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

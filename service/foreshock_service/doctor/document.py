@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import yaml
 
+from foreshock_service.bounded_yaml import node_of
+
 
 class UnreadableError(Exception):
     """The file is no configuration that can be read; the message says why and where."""
@@ -153,9 +155,12 @@ def text_of(path: Path) -> str:
 
 def parse(text: str, name: str = "the text") -> Document:
     """As `read`, from a text."""
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:
+        raise UnreadableError(f"{name} is no text: {error}"[:300]) from None
+    try:
+        node = node_of(loader)
         if node is None:
             raise UnreadableError(f"{name} is empty")
         if not isinstance(node, yaml.MappingNode):
@@ -168,6 +173,8 @@ def parse(text: str, name: str = "the text") -> Document:
         raise UnreadableError(f"{name} is no valid YAML{where}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise UnreadableError(f"{name} is no valid YAML: {error}") from None
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+        raise UnreadableError(f"{name} holds a value that cannot be: {error}"[:300]) from None
     finally:
         loader.dispose()
     return Document(root, lines)

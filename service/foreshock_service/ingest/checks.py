@@ -9,11 +9,11 @@ from typing import Final
 from foreshock.wire import SUPPORTED, Envelope, Frame
 from foreshock_service.errors import TooLarge, Unprocessable, UpgradeRequired
 
-RUN: Final = re.compile(r"^[A-Za-z0-9._-]{1,128}/[A-Za-z0-9._-]{1,128}$")
-ID: Final = re.compile(r"^[A-Za-z0-9_-]{1,32}$")
-WORD: Final = re.compile(r"^[A-Za-z0-9_.-]{1,32}$")
-ROLE: Final = re.compile(r"^[A-Za-z0-9_-]{1,16}$")
-LAUNCH: Final = re.compile(r"^[\x21-\x7e]{1,128}$")
+RUN: Final = re.compile(r"^(?!\.+/)[A-Za-z0-9._-]{1,128}/(?!\.+\Z)[A-Za-z0-9._-]{1,128}\Z")
+ID: Final = re.compile(r"^[A-Za-z0-9_-]{1,32}\Z")
+WORD: Final = re.compile(r"^[A-Za-z0-9_.-]{1,32}\Z")
+ROLE: Final = re.compile(r"^[A-Za-z0-9_-]{1,16}\Z")
+LAUNCH: Final = re.compile(r"^[\x21-\x7e]{1,128}\Z")
 BIGINT: Final = 2**63 - 1
 INTEGER: Final = 2**31 - 1
 MAX_WORLD: Final = 65_536

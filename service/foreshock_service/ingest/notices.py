@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from foreshock.frames.redaction import redact
 from foreshock.wire import COMMAND_KINDS, Envelope
 from foreshock.wire import Notice as WireNotice
 from foreshock_service.ingest.arrivals import Answer, Item
@@ -17,6 +18,8 @@ from foreshock_service.ingest.identities import RunInGroup, set_mode
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import Client, Notice
 
+_PATHS_ONLY = frozenset({"checkpoint", "weights", "flush", "attempt"})
+"""No configuration in them, and many: they are stored as they came."""
 ENDED_WELL = frozenset({"completed", "finished", "done", "ok", "stopped"})
 
 
@@ -65,13 +68,14 @@ def _started(
 ) -> None:
     run = entry.run
     if isinstance(data.get("settings"), dict):
-        run.settings = {**run.settings, **data["settings"]}
+        run.settings = {**run.settings, **redact(data["settings"])}
     if isinstance(data.get("config"), dict) and data["config"]:
-        run.config = data["config"]
+        run.config = redact(data["config"])
     if isinstance(data.get("labels"), dict) and data["labels"]:
         run.labels = {**run.labels, **data["labels"]}
     capabilities = data.get("capabilities")
-    if isinstance(capabilities, list) and (capabilities or envelope.controller):
+    # The controller's word alone: what another rank can do, nobody could ask it for.
+    if isinstance(capabilities, list) and envelope.controller:
         unknown = [c for c in capabilities if c not in COMMAND_KINDS]
         if unknown:
             answer.warn(f"capabilities that are no command kinds: {', '.join(map(str, unknown))[:200]}")
@@ -132,7 +136,7 @@ def store_notices(session: Session, found: Sequence[tuple[int, Client, Envelope,
                 "role": notice.role or envelope.role,
                 "rank": notice.rank,
                 "client_id": client.id,
-                "data": notice.data,
+                "data": notice.data if notice.kind in _PATHS_ONLY else redact(notice.data),
                 "consumed": False,
             }
         )

@@ -22,6 +22,7 @@ import msgspec
 import yaml
 from pydantic import ValidationError
 
+from foreshock_service import bounded_yaml
 from foreshock_service.rules.illnesses import NAMES, rule_named
 from foreshock_service.rules.interface import Rule, RuleConfig
 
@@ -83,12 +84,12 @@ def load_pack(path: Path | None = None, overrides: Mapping[str, Mapping[str, Any
 def parse_pack(text: str, source: str = "rules", base: Mapping[str, Mapping[str, Any]] | None = None) -> Pack:
     """A pack from YAML text laid over `base` (None: the shipped pack). Raises PackError."""
     try:
+        said = bounded_yaml.safe_load(text)  # first: it says no to what would compose for ever
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        said = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise PackError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise PackError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}"[:1000]) from error
     lines = _lines(node) if node is not None else {}
     if said is None:
         said = {"version": VERSION}
@@ -177,7 +178,7 @@ def _explained(error: ValidationError, rule: Rule[Any, Any], source: str, lines:
         if problem["type"] == "extra_forbidden":
             sentences.append(f"{where}: `{rule.name}` has no key `{key}`{_guess(key, tuple(rule.config.model_fields))}")
         else:
-            sentences.append(f"{where}: `{rule.name}.{key}`: {problem['msg']} (got {problem['input']!r})")
+            sentences.append(f"{where}: `{rule.name}.{key}`: {problem['msg']} (got {repr(problem['input'])[:200]})")
     return "; ".join(sentences)
 
 

@@ -23,7 +23,7 @@ from foreshock_service.store.engine import Store, StoreError
 from foreshock_service.store.models import Base
 
 ADVISORY_LOCK = 0x666F7265  # "fore"
-PARTITION = re.compile(r"^frames_(p\d{8}|default)$")
+PARTITION = re.compile(r"^frames_(p\d{8}|default)\Z")
 
 
 class SchemaMismatchError(StoreError):

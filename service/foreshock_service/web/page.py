@@ -72,7 +72,7 @@ def show_step(
 
 
 def _check(project: str, name: str) -> None:
-    if not (re.match(NAME_PATTERN, project) and re.match(NAME_PATTERN, name)):
+    if not (re.fullmatch(NAME_PATTERN, project) and re.fullmatch(NAME_PATTERN, name)):
         raise NotFound("No run has such a name.")
 
 

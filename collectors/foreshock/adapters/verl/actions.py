@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreshock import Command
@@ -112,6 +113,8 @@ class Actions:
         trainer = self.trainer
         if step is None or step > trainer.global_steps:
             return f"no earlier step is known for {path!r}"
+        if not within(path, trainer.config.trainer.default_local_dir):
+            return f"{path!r} is not below this run's checkpoints"
         if not os.path.isdir(os.path.join(path, "actor")):
             return f"the driver finds no checkpoint at {path!r}"
         if trainer.global_steps >= trainer.total_training_steps:
@@ -139,6 +142,11 @@ class Actions:
             yield
         finally:
             manager.update_weights(self.trainer.global_steps)
+
+
+def within(path: str, root: str) -> bool:
+    """Whether `path` lies below `root`, links followed: a checkpoint is unpickled, and its path came by the network."""
+    return Path(root).resolve() in Path(path).resolve().parents
 
 
 def _step_of(path: str) -> int | None:
