@@ -153,14 +153,13 @@ def obeyed(target: Target, **lies: object) -> str:
 
     class Liar(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if "ack" in self.path:
                 self.send(b'{"state":"accepted"}', 200 if lies.get("confirms") else 409, "application/json")
                 return
-            sequence = msgspec.msgpack.decode(body).get("sequence", 0)
             command = {"id": "c1", "run": "math/sdk", "attempt": 1, "actions": [{"kind": "stop"}], "reason": "x"}
             command |= {k: v for k, v in lies.items() if k in command}
-            reply = {"acknowledged": sequence, "attempt": 1, "mode": "auto", "commands": [command]}
+            reply = {"acknowledged": 1_000_000, "attempt": 1, "mode": "auto", "commands": [command]}
             if lies.get("redirect"):
                 self.send(b"", 307, "text/plain", {"Location": target.service.url + self.path})
             else:
@@ -217,8 +216,5 @@ def repeated(target: Target) -> str:
 def strange(target: Target) -> str:
     before = target.log().count("math/sdk")
     got = [obeyed(target, redirect=True), obeyed(target, body=b"\x00" * (3 << 20)), obeyed(target, body=b"\xc1garbage")]
-    moved = (
-        target.ask("GET", "/v1/runs/math/sdk", target.admin).status_code == 200
-        or target.log().count("math/sdk") > before
-    )
-    return f"{', '.join(got)}, token {'sent on' if moved else 'not sent on'}"
+    sent_on = target.log().count("math/sdk") > before
+    return f"{', '.join(got)}, token {'sent on' if sent_on else 'not sent on'}"

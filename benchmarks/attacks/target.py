@@ -152,6 +152,12 @@ class Target:
         """What the service logged so far."""
         return self.service.log.read_text(errors="replace")
 
+    def page(self, path: str) -> str:
+        """A page as somebody sees it who has logged in. Raises AssertionError where it is none."""
+        answer = self.ask("GET", path, headers={"Cookie": f"foreshock_session={self.admin}"})
+        assert answer.status_code == 200, (path, answer.status_code)
+        return answer.text
+
     def alive(self) -> str:
         """`, serving on` where the service still answers, and says so at once."""
         began = time.monotonic()

@@ -167,8 +167,10 @@ def markup(target: Target) -> str:
     body = {"actions": [{"kind": "scale_lr", "arguments": {"factor": 0.5}}], "reason": EVIL}
     target.command()
     target.ask("POST", "/v1/runs/math/q/commands", target.admin, json=body)
-    pages = [target.ask("GET", p, target.admin).text for p in ("/", "/runs/math/q", f"/?q={EVIL}")]
-    return "escaped, no script of it" if not any(EVIL in page for page in pages) else "a script"
+    pages = [target.page(path) for path in ("/", "/runs/math/q", f"/?q={EVIL}")]
+    if any(EVIL in page for page in pages):
+        return "a script"
+    return "escaped, no script of it" if all("&lt;script&gt;" in page for page in pages[:2]) else "not shown"
 
 
 @attack("exports", "`=cmd` in a name that a spreadsheet would run", "no export in CSV exists")
@@ -188,10 +190,11 @@ def templates(target: Target) -> str:
     target.command()
     body = {"actions": [{"kind": "scale_lr", "arguments": {"factor": 0.25}}], "reason": text}
     target.ask("POST", "/v1/runs/math/q/commands", target.admin, json=body)
-    page = target.ask("GET", "/", target.admin).text + target.ask("GET", "/runs/math/q", target.admin).text
+    page = target.page("/") + target.page("/runs/math/q")
     until(lambda: any(b"7*7" in body for _, _, body in target.sink.got))
     sent = next(body.decode() for _, _, body in target.sink.got if b"7*7" in body)
-    return "as they came" if "{{7*7}}" in page and "{{7*7}}" in sent and "root:" not in page + sent else "rendered"
+    whole = {"page": "{{7*7}}" in page, "webhook": "{{7*7}}" in sent, "no file": "root:x" not in page + sent}
+    return "as they came" if all(whole.values()) else str(whole)
 
 
 @attack("outgoing", "a receiver that redirects to the metadata address", "not followed; the delivery is dead")
@@ -258,7 +261,7 @@ def config_secrets(target: Target) -> str:
     run = until(lambda: target.ask("GET", "/v1/runs/math/secret", target.admin).json().get("config"))
     stored = (target.folder / "wide" / "foreshock.db").read_bytes()
     stored += (target.folder / "wide" / "foreshock.db-wal").read_bytes()
-    page = target.ask("GET", "/runs/math/secret", target.admin).text
+    page = target.page("/runs/math/secret")
     leaked = [s for s in ("w" * 40, "A" * 30, "hunter2", "B" * 30, "C" * 40, "xoxb-1234567890") if s in f"{run}{page}"]
     kept = [s for s in ("w" * 40, "A" * 30, "hunter2", "B" * 30, "C" * 40, "xoxb-1234567890") if s.encode() in stored]
     return "none in what was stored, none on the page" if not leaked + kept else f"{leaked} {kept}"

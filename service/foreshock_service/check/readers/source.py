@@ -166,20 +166,24 @@ def chunks(stream: BinaryIO) -> Iterator[str]:
 
 def lines(stream: BinaryIO, notes: Notes) -> Iterator[str]:
     """Text lines without their ends, colours and NULs. A carriage return ends a line: progress bars use it."""
-    pending, skipping = "", False
+    # In pieces: looking through a line without end again with every chunk of it took minutes for a small gzip.
+    pending: list[str] = []
+    held, skipping = 0, False
     for text in chunks(stream):
-        *whole, pending = _LINE_END.split(pending + text)
+        *whole, rest = _LINE_END.split(text)
         for line in whole:
-            if skipping:
-                skipping = False
-                continue
-            yield plain(line)
-        if len(pending) > MAX_LINE:
             if not skipping:
-                notes.add(f"A line longer than {MAX_LINE} characters was skipped.")
-            pending, skipping = "", True
-    if pending and not skipping:
-        yield plain(pending)
+                yield plain("".join([*pending, line]))
+            pending, held, skipping = [], 0, False
+        if skipping or not rest:
+            continue
+        pending.append(rest)
+        held += len(rest)
+        if held > MAX_LINE:
+            notes.add(f"A line longer than {MAX_LINE} characters was skipped.")
+            pending, held, skipping = [], 0, True
+    if pending:
+        yield plain("".join(pending))
 
 
 def plain(line: str) -> str:
