@@ -258,7 +258,7 @@ def test_on_the_real_loss_our_numbers_are_its_own(
     made: Any = real_loss(monkeypatch)
     told: list[tuple[float, float]] = []
 
-    class Loss(made):  # type: ignore[misc,valid-type]
+    class Loss(made):  # type: ignore[misc]
         def __init__(self, args: Any) -> None:
             super().__init__(enable_vllm_is_correction=True, vllm_is_truncated_threshold=[0.5, 5.0])
 
