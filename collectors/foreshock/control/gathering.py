@@ -29,13 +29,14 @@ class Decision(NamedTuple):
 
 
 def decide(answers: Mapping[int, Answer], ranks: Collection[int], at_step: int | None = None) -> Decision:
-    """From the answers that came in time; a rank without one objects by its silence.
+    """From the answers so far; where none objects, a rank without an answer objects by its silence.
 
     The step is the first that no rank has ended: each accepting rank waits at its next boundary, which is no later.
     `at_step` is what the command asked for, if later.
     """
     refused = {rank: answers[rank].objection for rank in ranks if rank in answers and answers[rank].objection}
-    refused |= {rank: "did not answer" for rank in ranks if rank not in answers}
+    # One objection decides at once: the others may have had no time to answer.
+    refused = refused or {rank: "did not answer" for rank in ranks if rank not in answers}
     if refused:
         return Decision(dict(sorted(refused.items())), None)
     given = [answers[rank] for rank in ranks]

@@ -26,7 +26,8 @@ def test_the_step_is_the_first_that_no_rank_has_ended() -> None:
 
 def test_one_objection_or_one_silence_refuses_for_all() -> None:
     answers = {0: Answer(step=7), 2: Answer(objection="no such file")}
-    assert decide(answers, range(3)).refused == {1: "did not answer", 2: "no such file"}
+    assert decide(answers, range(3)).refused == {2: "no such file"}, "an objection decides before all have answered"
+    assert decide({0: Answer(step=7), 2: Answer(step=7)}, range(3)).refused == {1: "did not answer"}
 
 
 def test_it_is_done_where_every_rank_has_done_it() -> None:

@@ -90,7 +90,9 @@ def job(cluster: None, service: FakeService, tmp_path: Path, request: pytest.Fix
     actor = ray.remote(num_cpus=0, max_concurrency=4)(Worker)
     workers = [actor.remote(run, rank, service.url, spool) for rank in range(WORLD)]
     ray.get([worker.seen.remote() for worker in workers], timeout=60)
-    service.wait_for(lambda: any("resume" in n.data.get("capabilities", []) for n in service.notices("started")), 30)
+    service.wait_for(
+        lambda: any(n.data["controller"] and "resume" in n.data["capabilities"] for n in service.notices("started")), 30
+    )
     yield run, client, workers
     for handle in (*workers, controller):
         ray.kill(handle)
