@@ -163,6 +163,7 @@ def slow_head(target: Target) -> str:
 
 @attack("slowness", "two requests in one with two lengths (smuggling)", "400")
 def smuggling(target: Target) -> str:
-    head = b"POST /v1/ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    head = b"POST /v1/ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head += b"0\r\n\r\n"
     _, answer = drip(target, head, b"", 1)
     return answer[9:12].decode() or "closed"

@@ -1,4 +1,4 @@
-"""Who may come in: tokens on every documented route, loopback's Host, cookies, commands and clicks that others forge."""
+"""Who may come in: tokens on every documented route, Host, cookies, commands and clicks that others forge."""
 
 from __future__ import annotations
 
@@ -140,19 +140,17 @@ def headers(target: Target) -> str:
     return f"{got['x-frame-options']}, {got['x-content-type-options']}, {policy}"
 
 
-@attack("commands", "an ack by a client that does not lead the run", "409, still approved")
+@attack("commands", "an ack by a client that does not lead the run", "409, still delivered")
 def foreign_ack(target: Target) -> str:
-    command = target.command()
-    target.ask("POST", f"/v1/commands/{command}/approve", target.admin)
+    command = target.delivered()
     body = {"state": "accepted", "client": OTHER, "attempt": 1}
     answer = target.ask("POST", f"/v1/commands/{command}/ack", target.admin, json=body)
     return f"{answer.status_code}, still {target.state(command)}"
 
 
-@attack("commands", "an ack of another project's command, by its leader's name", "404, still approved")
+@attack("commands", "an ack of another project's command, by its leader's name", "404, still delivered")
 def ack_across(target: Target) -> str:
-    command = target.command()
-    target.ask("POST", f"/v1/commands/{command}/approve", target.admin)
+    command = target.delivered()
     _, secret = target.token("ingest", project="other")
     body = {"state": "accepted", "client": CLIENT, "attempt": 1}
     answer = target.ask("POST", f"/v1/commands/{command}/ack", secret, json=body)
@@ -161,8 +159,7 @@ def ack_across(target: Target) -> str:
 
 @attack("commands", "`done` without `accepted`, then for another attempt", "409, 409")
 def out_of_order(target: Target) -> str:
-    command = target.command()
-    target.ask("POST", f"/v1/commands/{command}/approve", target.admin)
+    command = target.delivered()
     got = []
     for state, attempt in (("done", 1), ("accepted", 7)):
         body = {"state": state, "client": CLIENT, "attempt": attempt}

@@ -1,4 +1,4 @@
-"""What is read or obeyed on the user's side: rule packs, configurations, logs, spools; a service that lies to the SDK."""
+"""What is read or obeyed on the user's side: rule packs, configurations, logs, spools, a service that lies."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ YAMLS = {
 }  # fmt: skip
 
 
+CHECK = """
+import resource, sys
+from foreshock_service.cli import main
+try:
+    main(["check", sys.argv[1]])
+except SystemExit:
+    print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
 @attack("YAML", "a rule pack by REST: tags, bombs, cycles, depth, dates", "422 for each, within 10 s, serving on")
 def packs(target: Target) -> str:
     began, got = time.monotonic(), {}
@@ -38,7 +48,7 @@ def packs(target: Target) -> str:
         got[name] = target.ask("POST", "/v1/rules/replay", target.admin, json=body).status_code
     late = "" if time.monotonic() - began < 10 else f", after {time.monotonic() - began:.0f} s"
     odd = {name: status for name, status in got.items() if status != 422}
-    return f"{'422 for each, within 10 s' if not odd else odd}{late}{target.alive()}"
+    return f"{odd or '422 for each, within 10 s'}{late}{target.alive()}"
 
 
 @attack("YAML", "the same as a configuration for `doctor`", "exit 2 and one line for each")
@@ -91,9 +101,8 @@ def gzip_bomb(target: Target) -> str:
     with gzip.open(path, "wb", compresslevel=9) as file:
         for _ in range(512):
             file.write(b"9" * (1 << 20))
-    code = "import resource,sys; from foreshock_service.cli import main\ntry: main(['check', sys.argv[1]])\nexcept SystemExit as e: pass\nprint('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", CHECK, str(path)], capture_output=True, text=True, timeout=120, check=False
     )
     peak = int((re.search(r"PEAK (\d+)", done.stdout) or [0, "99999"])[1])
     return "ended, below 400 MiB of memory" if peak < 400 else f"{peak} MiB {done.stderr[-200:]}"
@@ -183,7 +192,8 @@ def obeyed(target: Target, **lies: object) -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-c", SDK, f"http://127.0.0.1:{server.server_port}", str(folder)],
-            capture_output=True, text=True, timeout=90, check=False, env={**os.environ, "FORESHOCK_EXIT_FLUSH_S": "0.2"},
+            capture_output=True, text=True, timeout=90, check=False,
+            env={**os.environ, "FORESHOCK_EXIT_FLUSH_S": "0.2"},
         )  # fmt: skip
     finally:
         server.shutdown()

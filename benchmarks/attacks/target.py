@@ -144,6 +144,14 @@ class Target:
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
+    def delivered(self) -> str:
+        """A command that was approved and handed to the run's leader."""
+        command = self.command()
+        self.ask("POST", f"/v1/commands/{command}/approve", self.admin)
+        answer = self.ask("GET", f"/v1/runs/math/q/health?client={CLIENT}", self.admin).json()
+        assert [c["id"] for c in answer["commands"]] == [command], answer
+        return command
+
     def state(self, command: str) -> str:
         """Where a command stands."""
         return str(self.ask("GET", f"/v1/commands/{command}", self.admin).json()["state"])

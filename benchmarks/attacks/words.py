@@ -1,7 +1,8 @@
-"""What words do: names, paths, reasons and numbers of clients where people, logs, mails, files and browsers meet them."""
+"""What words do: names, paths and reasons of clients where people, logs, mails, files and browsers meet them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,13 @@ from foreshock.frames.identity import run_name
 
 EVIL = "<script>alert(1)</script>"
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202egpj.exe"
+TELLS = """
+import json, sys, foreshock
+monitor = foreshock.init(run="math/secret", config=json.loads(sys.argv[1]))
+monitor.log({"loss": 1.0})
+monitor.end_step(1)
+monitor.finish("completed")
+"""
 BAD_NAMES = (
     "math/q\n",
     "math/q\r\nSet-Cookie: a=b",
@@ -93,7 +101,8 @@ def checkpoint_paths(target: Target) -> str:
         target.ask("POST", "/v1/ingest", target.admin, json={**envelope, "notices": [notice]})
     rows = target.ask("GET", "/v1/runs/math/q/checkpoints", target.admin).json()["checkpoints"]
     paths = [row["path"] for row in rows]
-    return f"{'registered' if any('rm' in p for p in paths) else 'not registered'}; {'kept as text' if '../../../etc/passwd' in paths else paths}"
+    first = "registered" if any("rm" in path for path in paths) else "not registered"
+    return f"{first}; {'kept as text' if '../../../etc/passwd' in paths else paths}"
 
 
 @attack("paths", "a token dump of run `../../x`; a spool in somebody else's folder", "ValueError; nothing adopted")
@@ -252,12 +261,9 @@ def config_secrets(target: Target) -> str:
     keys = {"wandb_api_key": "w" * 40, "hub": {"hf_token": "hf_" + "A" * 30}, "db": "postgresql://u:hunter2@db/x",
             "argv": ["--openai-api-key", "sk-" + "B" * 30], "env": "AWS_SECRET_ACCESS_KEY=" + "C" * 40,
             "passwords": ["hunter2"], "note": "key: xoxb-1234567890-abcdef"}  # fmt: skip
-    code = "import foreshock,json,os,sys; m=foreshock.init(run='math/secret',config=json.loads(sys.argv[1])); m.log({'loss':1.0}); m.end_step(1); m.finish('completed')"
-    import json
-
     environment = {**os.environ, "FORESHOCK_URL": target.service.url, "FORESHOCK_TOKEN": target.admin}
     environment["FORESHOCK_SPOOL_DIR"] = str(target.folder / "spool")
-    subprocess.run([sys.executable, "-c", code, json.dumps(keys)], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", TELLS, json.dumps(keys)], env=environment, check=True, timeout=60)
     run = until(lambda: target.ask("GET", "/v1/runs/math/secret", target.admin).json().get("config"))
     stored = (target.folder / "wide" / "foreshock.db").read_bytes()
     stored += (target.folder / "wide" / "foreshock.db-wal").read_bytes()
