@@ -70,6 +70,12 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     yield from _database(postgres_server)
 
 
+@pytest.fixture(scope="module")
+def postgres_database(postgres_server: str) -> Iterator[str]:
+    """An empty database for a whole file: for services that take long to start."""
+    yield from _database(postgres_server)
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """An SQLite file that does not exist yet."""

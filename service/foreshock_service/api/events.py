@@ -64,7 +64,7 @@ async def stream_events(
     async def stream() -> AsyncIterator[bytes]:
         # The place is taken here: a client that left before the first byte never starts this, nor would it end it.
         with rooms.waiters.place():
-            async for event in _changes(rooms, caller.project, run, for_s):
+            async for event in _changes(rooms, caller.project, run, min(for_s, rooms.settings.max_stream_s)):
                 yield event
 
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
