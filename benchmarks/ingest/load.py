@@ -78,9 +78,11 @@ class Connection:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
         return self
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", media: str = "application/msgpack"
+    ) -> tuple[int, bytes]:
         """Status and body."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/msgpack\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: {media}\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
@@ -90,6 +92,11 @@ class Connection:
     async def close(self) -> None:
         self._writer.close()
         await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        """Drops the connection without a word, if there is one."""
+        if hasattr(self, "_writer"):
+            self._writer.transport.abort()
 
 
 class Tally:

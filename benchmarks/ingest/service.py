@@ -76,26 +76,32 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def service(kind: str, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """`serving` on a fresh database."""
+    with database(kind) as database_url, serving(database_url, settings) as at:
+        yield at
+
+
+@contextmanager
+def serving(database_url: str, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
     """`foreshock serve` as people start it, with the rates that guard against one busy client lifted."""
-    with database(kind) as database_url:
-        environment = {
-            # Two cores: one takes in, one evaluates. SQLite is one process's, and evaluates in a thread of it.
-            "FORESHOCK_EVALUATOR_PROCESSES": "1",
-            **os.environ,
-            "FORESHOCK_DATABASE_URL": database_url, "FORESHOCK_PORT": "0", "FORESHOCK_LOG_LEVEL": "warning",
-            "FORESHOCK_INGEST_RATE_PER_S": "1000000", "FORESHOCK_REQUEST_RATE_PER_S": "1000000",
-            **(settings or {}),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "foreshock_service.cli", "serve"]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    environment = {
+        # Two cores: one takes in, one evaluates. SQLite is one process's, and evaluates in a thread of it.
+        "FORESHOCK_EVALUATOR_PROCESSES": "1",
+        **os.environ,
+        "FORESHOCK_DATABASE_URL": database_url, "FORESHOCK_PORT": "0", "FORESHOCK_LOG_LEVEL": "warning",
+        "FORESHOCK_INGEST_RATE_PER_S": "1000000", "FORESHOCK_REQUEST_RATE_PER_S": "1000000",
+        **(settings or {}),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "foreshock_service.cli", "serve"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Service(_url(process), process.pid, database_url)
+        finally:
+            process.terminate()
             try:
-                yield Service(_url(process), process.pid, database_url)
-            finally:
-                process.terminate()
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _url(process: subprocess.Popen[str]) -> str:
