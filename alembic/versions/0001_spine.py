@@ -375,18 +375,18 @@ def views(dialect: str) -> dict[str, str]:
         "grafana_runs": f"""
             SELECT name AS run, project, status, verdict, mode, attempt, last_step, median_step_s,
                 {time("created_at")} AS created, {time("last_seen_at")} AS last_seen, {time("finished_at")} AS finished
-            FROM runs""",
+            FROM runs""",  # constants # nosec B608
         "grafana_incidents": f"""
             SELECT i.id, r.name AS run, r.project, i.rule, i.severity, i.status, i.attempt, i.onset_step, i.opened_step,
                 i.last_step, i.resolved_step, i.edge, i.message, i.times_opened, i.precursor_id,
                 {time("i.opened_at")} AS opened, {time("i.resolved_at")} AS resolved
-            FROM incidents i JOIN runs r ON r.id = i.run_id""",
+            FROM incidents i JOIN runs r ON r.id = i.run_id""",  # constants # nosec B608
         "grafana_commands": f"""
             SELECT c.id, r.name AS run, r.project, c.attempt, c.kind, c.state, c.reason, c.incident_id, c.requested_by,
                 c.issued_step, c.at_step, c.done_step, c.verdict, {time("c.created_at")} AS created,
                 {time("c.delivered_at")} AS delivered, {time("c.accepted_at")} AS accepted,
                 {time("c.finished_at")} AS finished
-            FROM commands c JOIN runs r ON r.id = c.run_id""",
+            FROM commands c JOIN runs r ON r.id = c.run_id""",  # constants # nosec B608
     }
     if not pg:
         found["grafana_bands"] = """

@@ -63,7 +63,7 @@ BEGIN
     END IF;
 END
 $$
-"""
+"""  # constants # nosec B608
 
 
 def upgrade() -> None:

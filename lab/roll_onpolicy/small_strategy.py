@@ -166,7 +166,7 @@ class SmallStrategy(FakeStrategy):
         return {}
 
     def load_checkpoint(self, load_dir: str, tag: str = "checkpoint", **kwargs: Any) -> None:
-        state = torch.load(os.path.join(load_dir, "state.pt"))
+        state = torch.load(os.path.join(load_dir, "state.pt"))  # the lab's own file # nosec B614
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(state["masters"][name])

@@ -92,7 +92,7 @@ def _table(model: type[Base], dialect: str) -> _Table:
         statement = f'COPY "{model.__tablename__}" ({names}) FROM STDIN (FORMAT BINARY)'
         return _Table(statement, [(column.name, _postgres(column.type)) for column in table.columns])
     marks = ", ".join("?" for _ in table.columns)
-    statement = f'INSERT INTO "{model.__tablename__}" ({names}) VALUES ({marks})'
+    statement = f'INSERT INTO "{model.__tablename__}" ({names}) VALUES ({marks})'  # names from the models # nosec B608
     return _Table(statement, [(column.name, _sqlite(column.type)) for column in table.columns])
 
 

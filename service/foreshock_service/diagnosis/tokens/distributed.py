@@ -5,7 +5,7 @@ Workers must see the files under the same paths (a shared file system) and have 
 
 from __future__ import annotations
 
-import pickle  # nosec B403 - Ray's own way between its processes; nothing from a file or a network of others
+import pickle  # Ray's own way between its processes; nothing from a file or from others # nosec B403
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +27,7 @@ def on_ray(call: Callable[[Unit], Any], units: Sequence[Unit]) -> list[Any]:
 
     def work(row: dict[str, Any]) -> dict[str, Any]:
         try:
-            result: Any = call(pickle.loads(row["unit"]))  # nosec B301 - packed by `items` below, in this process
+            result: Any = call(pickle.loads(row["unit"]))  # packed by `items` below # nosec B301
         except DumpError as error:
             result = error
         return {"index": row["index"], "result": pickle.dumps(result)}
@@ -36,7 +36,7 @@ def on_ray(call: Callable[[Unit], Any], units: Sequence[Unit]) -> list[Any]:
     blocks = max(1, len(items))
     rows = ray.data.from_items(items, override_num_blocks=min(blocks, 4096)).map(work).take_all()
     ordered = sorted(rows, key=lambda row: int(row["index"]))
-    results = [pickle.loads(row["result"]) for row in ordered]  # nosec B301 - packed by `work` above, on this cluster
+    results = [pickle.loads(row["result"]) for row in ordered]  # packed by `work` above # nosec B301
     for result in results:
         if isinstance(result, DumpError):
             raise result
