@@ -17,7 +17,7 @@ from sqlalchemy import make_url, select
 from foreshock_service.app import create_app
 from foreshock_service.store import migrate
 from foreshock_service.store.models import FrameRow
-from tests.service.api.conftest import House, settings_for
+from tests.service.api.conftest import CLIENT, House, settings_for
 from tests.service.conftest import _database
 from tests.service.private_postgres import find_binaries
 
@@ -108,6 +108,8 @@ def test_nothing_acknowledged_before_a_backup_is_lost_and_what_is_sent_again_is_
         back_up()
         collector.until(collector.acknowledged + AFTER)
     told = collector.acknowledged
+    body = {"actions": [{"kind": "scale_lr", "arguments": {"factor": 0.5}}], "reason": "after", "approve": True}
+    late = house.near.post("/v1/runs/math/q/commands", json=body).json()["id"]
     house.close()
 
     restore()
@@ -126,6 +128,8 @@ def test_nothing_acknowledged_before_a_backup_is_lost_and_what_is_sent_again_is_
         assert stored(restored) == [*range(2, last + 1), told + 1, told + 2]
         run = restored.wait_for(lambda: _reached(restored, told + 2), 20)
         assert run["status"] == "running"
+        done = {"state": "done", "client": CLIENT, "attempt": 1}
+        assert restored.near.post(f"/v1/commands/{late}/ack", json=done).status_code == 404
     finally:
         restored.close()
 
