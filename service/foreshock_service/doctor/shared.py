@@ -21,11 +21,11 @@ def finding(
     name: str, severity: str, title: str, at: Value, why: str, remedy: str, *more: Value,
     evidence: str = "", versions: str = "",
 ) -> Finding:  # fmt: skip
-    """A finding at the first value that the file holds; the evidence quotes all of them."""
+    """A finding at the first value that the file holds, else at the default `at`; the evidence quotes all of them."""
+    decides = next((value for value in (at, *more) if value.present), at)
     quoted = "; ".join(value.quote() for value in (at, *more))
     return Finding(
-        id=name, severity=severity, title=title, path=at.path,
-        line=next((v.line for v in (at, *more) if v.present), None),
+        id=name, severity=severity, title=title, path=decides.path, line=decides.line,
         evidence=f"{evidence} ({quoted})" if evidence else quoted, why=why, remedy=remedy, versions=versions,
     )  # fmt: skip
 

@@ -59,7 +59,8 @@ def old_source(d: Document) -> Iterator[Finding]:
     count, vllm, corrected = steps(d), d.get("use_vllm", False), d.get("vllm_importance_sampling_correction", True)
     if count is None or not vllm.known or not corrected.known:
         return
-    if count <= 1 and not (vllm.value is True and corrected.value is True):
+    aligned = count > 0 and (1 / count).is_integer()  # else TRL keeps the log-probs of before the update
+    if aligned and not (vllm.value is True and corrected.value is True):
         yield finding(
             "old_log_prob_source", "info", "The old log-prob is the detached current one", corrected,
             "The ratio is 1 and the clip fraction 0 by construction: they prove nothing.",
