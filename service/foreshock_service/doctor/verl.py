@@ -121,9 +121,12 @@ def correction(d: Document) -> Iterator[Finding]:
             "calculate_log_probs: true under rollout.",
         )  # fmt: skip
     if all(v.known for v in (weights, rejects, bypass)) and not wanted:
-        engine = d.get(f"{ROLLOUT}.name", "vllm")
+        engine = d.get(f"{ROLLOUT}.name")
         yield shared.no_correction(
-            weights, "The rollout engine", "algorithm.rollout_correction.rollout_is: token (threshold 2.0).", engine
+            weights,
+            "The rollout engine",
+            "algorithm.rollout_correction.rollout_is: token (threshold 2.0).",
+            *([engine] if engine.present else []),
         )
     threshold, length = d.number(f"{CORRECTION}.rollout_is_threshold", 2.0), d.number("data.max_response_length", 512)
     summed = [v for v in (rejects,) if isinstance(v.value, str) and "seq_sum" in v.value]
