@@ -89,6 +89,22 @@ def test_a_batch_is_left_as_it_was(make_monitor: Callable[..., Monitor], monkeyp
         assert all(torch.equal(batch[name], tensor) for name, tensor in plain(number).items())
 
 
+def throws(*_: Any, **__: Any) -> None:
+    raise RuntimeError("of ours")
+
+
+def test_a_collector_that_throws_at_every_call_never_reaches_nemo_rl(
+    make_monitor: Callable[..., Monitor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORESHOCK_RAISE", "0")
+    monitor = make_monitor()
+    for name in ("observe", "log", "checkpoint"):
+        monkeypatch.setattr(monitor, name, throws)
+    assert len(trained(monitor, tmp_path).corrected) == 3
+    assert (tmp_path / "step_2").is_dir()
+    assert monitor.guard.errors > 4
+
+
 def test_a_forced_ratio_and_unlike_log_probs_report_no_number(
     service: FakeService, make_monitor: Callable[..., Monitor], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 from foreshock.adapters import openrlhf as adapter
 from foreshock.adapters.openrlhf_worker import WorkerWatch
 from foreshock.control.inbox import Pending
+from foreshock.monitor import Monitor
 from foreshock.stats.merge import merge, statistics
 from foreshock.transport.clock import boot_s
 from foreshock.wire import Action, Command, Frame
@@ -97,6 +98,26 @@ def test_training_is_bit_identical_with_and_without(service: FakeService, job: C
         watched.actor_model_group._actor_handlers, bare.actor_model_group._actor_handlers, strict=True
     ):
         assert ours.trainer.losses == theirs.trainer.losses
+
+
+def throws(*_: Any, **__: Any) -> None:
+    raise RuntimeError("of ours")
+
+
+def test_a_collector_that_throws_at_every_call_leaves_training_bit_identical(
+    service: FakeService, job: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORESHOCK_RAISE", "0")
+    for name in ("observe", "log", "checkpoint", "notice"):
+        monkeypatch.setattr(Monitor, name, throws)
+    watched = job()
+    watched.fit()
+    args = fake.make_args()
+    bare = fake.PPOTrainer(args, fake.Group(fake.PolicyModelActor, args))
+    bare.fit()
+    assert [worker.trainer.losses for worker in watched.actor_model_group._actor_handlers] == [
+        worker.trainer.losses for worker in bare.actor_model_group._actor_handlers
+    ]
 
 
 def test_without_the_correction_the_engine_told_nothing_and_the_pair_says_so(

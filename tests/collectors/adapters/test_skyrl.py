@@ -91,6 +91,23 @@ def test_a_batch_is_left_as_it_was(make_monitor: Callable[..., Monitor]) -> None
             assert torch.equal(batch[name], tensor)
 
 
+def throws(*_: Any, **__: Any) -> None:
+    raise RuntimeError("of ours")
+
+
+def test_a_collector_that_throws_at_every_call_never_reaches_skyrl(
+    make_monitor: Callable[..., Monitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORESHOCK_RAISE", "0")
+    monitor = make_monitor()
+    for name in ("observe", "log", "checkpoint"):
+        monkeypatch.setattr(monitor, name, throws)
+    trainer, _ = trained(monitor)
+    assert trainer.saved == [2, 4]
+    assert len(trainer.batches) == 4
+    assert monitor.guard.errors > 4
+
+
 def test_log_probs_before_temperature_are_not_compared_with_those_after(
     service: FakeService, make_monitor: Callable[..., Monitor]
 ) -> None:
