@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 REDACTED: Final = "[redacted]"
+LEFT_OUT: Final = "[too much text]"
+MAX_TEXT: Final = 256 << 10
 _KEYS = r"(?:api|access|account|private|secret|signing|encryption|auth|wandb|ssh|hf|openai|swanlab|storage)[_-]?keys?"
 _GRAVE = rf"secret|passw|passphrase|(?:^|[_-])pwd(?:$|[_-])|credential|{_KEYS}"
 _GRAVE_NAME: Final = re.compile(f"(?:{_GRAVE})", re.IGNORECASE)
@@ -25,15 +27,15 @@ _LOOKS: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:sk|rk|pk)[-_](?:[a-z]{2,8}[-_])*[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}"
     r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abeoprs]-[\w-]{8,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
-    r"|\bfsk_[\w-]{20,}|\bglsa_\w{20,}|\bwandb_v\d_\w{16,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
+    r"|\bfsk_[\w-]{20,}|\bglsa_\w{20,}|\bwandb_v\d_\w{16,}|\beyJ[\w-]{8,2048}\.eyJ[\w-]{8,4096}\.[\w-]*"
     r"|(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]+"
 )
 _USERINFO: Final = re.compile(r"(?<=://)([^\s/:@'\"]{0,256}):[^\s/@'\"]{1,1024}@")
 _BEARER: Final = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _SAID: Final = re.compile(
-    r"(?P<name>[\w.-]{1,128})(?P<between>[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?P<value>[^\s\"',;&)}\]]{1,4096})"
+    r"(?<![\w.-])(?P<name>[\w.-]{1,128})(?P<between>[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?P<value>[^\s\"',;&)}\]]{1,4096})"
 )
-_FLAG: Final = re.compile(r"(?P<name>--?[\w.-]{1,128})(?P<between>\s{1,4})(?P<value>[^\s-]\S{0,4095})")
+_FLAG: Final = re.compile(r"(?<![\w.-])(?P<name>--?[\w.-]{1,128})(?P<between>\s{1,4})(?P<value>[^\s-]\S{0,4095})")
 
 
 def secret_name(name: str) -> bool:
@@ -58,9 +60,12 @@ def scrubbed(text: str) -> str:
     return text
 
 
-def redact(tree: Any) -> Any:
-    """A copy of plain data (dicts, lists, texts, numbers) without its secrets. Recurses as deep as the data is."""
-    return _redacted(tree, False)
+def redact(tree: Any, most_text: int = MAX_TEXT) -> Any:
+    """A copy of plain data (dicts, lists, texts, numbers) without its secrets. Recurses as deep as the data is.
+
+    Characters of text beyond `most_text` in all are left out: looking costs about a second a megabyte at worst.
+    """
+    return _redacted(tree, False, [most_text])
 
 
 def follows_secret_flag(before: Any) -> bool:
@@ -68,27 +73,30 @@ def follows_secret_flag(before: Any) -> bool:
     return isinstance(before, str) and before.startswith("-") and "=" not in before and secret_name(before)
 
 
-def _redacted(value: Any, hidden: bool) -> Any:
+def _redacted(value: Any, hidden: bool, left: list[int]) -> Any:
     if isinstance(value, str):
-        return REDACTED if hidden and value else scrubbed(value)
+        if hidden:
+            return REDACTED if value else value
+        left[0] -= len(value)
+        return scrubbed(value) if left[0] >= 0 else LEFT_OUT
     if isinstance(value, Mapping):
-        return {key: _valued(str(key), item, hidden) for key, item in value.items()}
+        return {key: _valued(str(key), item, hidden, left) for key, item in value.items()}
     if isinstance(value, list | tuple):
         before: Any = None
         items = []
         for item in value:
-            items.append(_redacted(item, hidden or (isinstance(item, str) and follows_secret_flag(before))))
+            items.append(_redacted(item, hidden or (isinstance(item, str) and follows_secret_flag(before)), left))
             before = item
         return items
     return REDACTED if hidden and value is not None and not isinstance(value, bool) else value
 
 
-def _valued(name: str, item: Any, hidden: bool) -> Any:
+def _valued(name: str, item: Any, hidden: bool, left: list[int]) -> Any:
     if hidden or grave_name(name):
-        return _redacted(item, True)
+        return _redacted(item, True, left)
     if isinstance(item, str | bytes | list | tuple) and item and secret_name(name):
-        return _redacted(item, True)
-    return _redacted(item, False)
+        return _redacted(item, True, left)
+    return _redacted(item, False, left)
 
 
 def _said(found: re.Match[str]) -> str:

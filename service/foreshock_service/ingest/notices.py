@@ -43,7 +43,7 @@ def apply_notice(
         case "started" if current:
             _started(session, entry, envelope, data, limits, answer, now)
         case "settings" if current:
-            entry.run.settings = {**entry.run.settings, **data}
+            entry.run.settings = {**entry.run.settings, **redact(data)}
         case "attempt":
             attempt = entry.by_ordinal[item.attempt]
             attempt.reason = str(data.get("reason") or attempt.reason)[:64]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.frames.plain import plain
-from foreshock.frames.redaction import REDACTED, redact, scrubbed
+from foreshock.frames.redaction import LEFT_OUT, REDACTED, redact, scrubbed
 
 SECRET = "Zq3" + "x" * 37
 KEYS = [
@@ -98,6 +98,12 @@ def test_a_long_hostile_text_is_scrubbed_in_linear_time() -> None:
     """Deterministic stand-in for a timing: the longest text that arrives, made of what the patterns begin with."""
     for piece in ("-" * 10, "token=", "a.", "://x:", "eyJaaaaaaaa.", "--token "):
         assert isinstance(scrubbed(piece * (65_536 // len(piece))), str)
+
+
+def test_more_text_than_anyone_writes_is_left_out_rather_than_looked_through() -> None:
+    found = redact({f"k{i}": "token --" + "x-=:" * 16_000 for i in range(128)})
+    assert list(found.values()).count(LEFT_OUT) == 124
+    assert redact({"a": "x" * (256 << 10)}) == {"a": "x" * (256 << 10)}
 
 
 def test_the_mark_is_kept_readable() -> None:
