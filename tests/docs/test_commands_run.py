@@ -40,6 +40,7 @@ ELSEWHERE = {
     "ROLL_HOME=": "needs a ROLL checkout: tests/service/doctor",
     "foreshock launch": "needs a training job: tests/service/launch",
     "foreshock diagnose dumps --ray": "starts a Ray cluster: tests/service/diagnosis/tokens/test_ray.py",
+    "foreshock serve --ray": "starts a Ray cluster: tests/service/ray",
 }
 VALUES = {"http://127.0.0.1:8720": "{url}", " ID": " {token_id}", " RUN": " my-project/my-run"}
 TRAINER = """
