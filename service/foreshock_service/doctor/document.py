@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from foreshock.frames.redaction import REDACTED, scrubbed, secret_name
 from foreshock_service.bounded_yaml import node_of
 
 
@@ -56,7 +57,8 @@ class Value:
     def quote(self) -> str:
         """As evidence: `line 147: actor_infer.generating_args.top_k: 100`."""
         where = f"line {self.line}" if self.line is not None else "default"
-        return f"{where}: {self.path}: {_shown(self.value)}"
+        hidden = isinstance(self.value, str) and self.value and secret_name(self.path.rpartition(".")[2])
+        return f"{where}: {self.path}: {REDACTED if hidden else _shown(self.value)}"
 
 
 class Document:
@@ -208,5 +210,5 @@ def _shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(value)
+    text = scrubbed(str(value)[:4096])
     return text if len(text) <= 60 else text[:57] + "…"

@@ -59,3 +59,12 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(UnreadableError, match="not UTF-8"):
         read(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("api_key", "abcdef"), ("url", "https://user:abcdef@host"), ("x", "sk-abcdef" + "1" * 20)]
+)
+def test_no_secret_is_quoted_as_evidence(key: str, value: str) -> None:
+    quoted = parse(f"a:\n  {key}: {value}\n").get(f"a.{key}").quote()
+    assert "abcdef" not in quoted
+    assert quoted.startswith(f"line 2: a.{key}: ")
