@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from foreshock.frames import catalogue
 from foreshock.frames.names import FRAMEWORKS, GENERIC, PATTERNS
 from foreshock.frames.names.base import Alias, to
@@ -44,10 +46,19 @@ def meaning(name: str, framework: str | None) -> Alias | None:
     for candidate in (name, bare) if framework in _BARE else (name,):
         if found := table.get(candidate):
             return found
+    if framework is None and (agreed := _agreed(name)):
+        return agreed
     for pattern, alias in _COMPILED:
         if pattern.fullmatch(name) or pattern.fullmatch(bare):
             return alias
     return GENERIC.get(general := _general(bare)) or GENERIC.get(_AVERAGED.sub("", general))
+
+
+def _agreed(name: str) -> Alias | None:
+    """What a name means where nobody is known to speak, and all who have the name mean the same by it."""
+    found = [table[name] for table in FRAMEWORKS.values() if name in table]
+    meanings = {msgspec.structs.replace(alias, note="") for alias in found}
+    return found[0] if len(meanings) == 1 else None
 
 
 def guess(names: Iterable[str]) -> str | None:

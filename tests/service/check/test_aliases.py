@@ -9,8 +9,9 @@ import pytest
 
 from foreshock.frames import catalogue
 from foreshock.frames.names import FRAMEWORKS, GENERIC, PATTERNS
+from foreshock.frames.names.base import to
 from foreshock_service.check.alias_page import page
-from foreshock_service.check.aliases import Translator, guess
+from foreshock_service.check.aliases import Translator, guess, meaning
 
 ALL = [*(a for t in FRAMEWORKS.values() for a in t.items()), *GENERIC.items(), *PATTERNS]
 
@@ -147,3 +148,15 @@ def test_the_framework_is_told_from_all_names_together():
 def test_the_page_of_names_is_current():
     path = Path(__file__).parents[3] / "docs" / "aliases.md"
     assert path.read_text(encoding="utf-8") == page(), "python -m foreshock_service.check.alias_page docs/aliases.md"
+
+
+def test_a_lone_name_is_read_only_where_all_who_have_it_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    meaning.cache_clear()
+    alone = meaning("critic/score/mean", None)
+    assert alone is not None
+    assert alone.signal == "reward.mean"
+    meaning.cache_clear()
+    monkeypatch.setitem(FRAMEWORKS, "other", {"critic/score/mean": to("reward.mean", scale=-1.0)})
+    torn = meaning("critic/score/mean", None)
+    assert torn is None or torn.signal is None
+    meaning.cache_clear()
