@@ -175,6 +175,7 @@ def test_groups_formed_across_prompts_are_refused_from_the_yaml_alone(make: Make
     before = table(worker)
     worker.train_step(rollout(worker, 1, mixed=True))
     assert torch.equal(before, table(worker))
+    service.wait_for(lambda: service.notices("note"))
     assert "advantage groups were formed across prompts" in service.notices("note")[0].data["text"]
     worker.train_step(rollout(worker, 2))
     assert not torch.equal(before, table(worker))

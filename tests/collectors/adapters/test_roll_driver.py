@@ -127,11 +127,11 @@ def test_what_one_worker_refuses_is_refused(pipeline: Any, service: FakeService)
 
 
 def test_an_asynchronous_pipeline_announces_no_rollback(service: FakeService, tmp_path: Path, pipeline: Any) -> None:
-    assert "rollback" in pipeline._foreshock.monitor._kinds()
+    assert "rollback" in pipeline._foreshock.monitor.kinds()
     config = SimpleNamespace(max_steps=1, async_pipeline=True)
     other = watched_pipeline(FakePipeline)(config)
-    assert "rollback" not in other._foreshock.monitor._kinds()
-    assert "stop" in other._foreshock.monitor._kinds()
+    assert "rollback" not in other._foreshock.monitor.kinds()
+    assert "stop" in other._foreshock.monitor.kinds()
     other._foreshock.monitor.end("completed", None, 0.2)
 
 
