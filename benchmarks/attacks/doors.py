@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.attacks.target import CLIENT, OTHER, SLACK_SECRET, Target, attack
+from foreshock_service.api.principal import csrf_of
 
 OPEN = {"/healthz", "/readyz"}
 LISTS = {"/v1/runs", "/v1/incidents", "/v1/silences", "/v1/deliveries", "/v1/tokens", "/v1/events", "/v1/rules"}
@@ -131,6 +132,29 @@ def csrf_near(target: Target) -> str:
     headers = {"Cookie": f"foreshock_session={target.admin}", "Origin": target.service.url}
     answer = target.ask("POST", f"/commands/{command}/approve", headers=headers)
     return f"{answer.status_code}, {'nothing decided' if target.state(command) == 'proposed' else 'decided'}"
+
+
+@attack("browsers", "the page's own routes without a login", "none answered")
+def page_without_login(target: Target) -> str:
+    command = target.command()
+    tried = [("GET", path) for path in ("/", "/runs/math/q", "/runs/math/q/steps/1", "/docs")]
+    tried += [("POST", path) for path in (f"/commands/{command}/approve", "/incidents/x/resolve", "/silences",
+                                          "/silences/x/end")]  # fmt: skip
+    answers = {f"{method} {path}": target.ask(method, path) for method, path in tried}
+    open_ones = {name: a.status_code for name, a in answers.items() if a.is_success or "math/q" in a.text}
+    return "none answered" if not open_ones and target.state(command) == "proposed" else str(open_ones)
+
+
+@attack("browsers", "a form that asks to be sent on to another site afterwards", "303 to /, 303 to /")
+def open_redirect(target: Target) -> str:
+    got = []
+    for back in ("https://evil.example/", "//evil.example/x"):
+        command = target.command()
+        headers = {"Cookie": f"foreshock_session={target.admin}", "Origin": target.service.url}
+        form = {"csrf": csrf_of(target.admin), "back": back}
+        answer = target.ask("POST", f"/commands/{command}/reject", headers=headers, data=form)
+        got.append(f"{answer.status_code} to {answer.headers.get('location')}")
+    return ", ".join(got)
 
 
 @attack("browsers", "framing, sniffing, foreign scripts", "DENY, nosniff, default-src 'none'")

@@ -74,7 +74,10 @@ PAGE = {
     ("POST", "/logout"),
     ("POST", "/commands/{row_id}/{verb}"),
     ("POST", "/incidents/{row_id}/{verb}"),
-    ("GET", "/static/{name}"),
+    ("GET", "/runs/{project}/{name}/steps/{step}"),
+    ("POST", "/silences"),
+    ("POST", "/silences/{row_id}/end"),
+    ("GET", "/static/{name:path}"),
 }
 """Not in the document; test_api_page.py asks who may press what."""
 SIGNED = {("POST", "/v1/slack/interactions")}
