@@ -178,7 +178,10 @@ def main() -> int:
     options = parser.parse_args()
     rounds = [(number, False) for number in options.replicas or (1, 2, 3)] + ([] if options.no_faults else [(3, True)])
     shape = (options.runs, options.ranks, options.frames, options.envelopes)
-    results = [run(number, jobs_of(*shape), faults) for number, faults in rounds]
+    results = []
+    for number, faults in rounds:
+        results.append(run(number, jobs_of(*shape), faults))
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     if options.json:
         options.json.write_text(json.dumps({"load_average": os.getloadavg(), "results": results}, indent=1))
     table(results)
