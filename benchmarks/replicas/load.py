@@ -162,7 +162,7 @@ async def drive(urls: Sequence[str], jobs: Sequence[Job], pair: PairRecord, tall
 
 
 async def accept(urls: Sequence[str], job: Job, command: str) -> None:
-    """The controller's acceptance at every replica at the same time; then done."""
+    """The controller asks for its command, accepts it at every replica at the same time, and says that it is done."""
     path = f"/v1/commands/{command}/ack"
 
     async def answer(url: str, state: str) -> None:
@@ -171,5 +171,8 @@ async def accept(urls: Sequence[str], job: Job, command: str) -> None:
         await connection.ask("POST", path, body, "application/json")
         await connection.close()
 
+    connection = await Connection(urls[0]).open()
+    await connection.ask("GET", f"/v1/runs/{job.name}/health?client={job.clients[0]}")
+    await connection.close()
     await asyncio.gather(*(answer(url, "accepted") for url in urls))
     await answer(urls[0], "done")
