@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -130,6 +131,8 @@ def verdict(run: dict[str, Any], healthy: list[float]) -> str:
     """*healthy*, *refused* (and at which step first), or what became of it."""
     if run["status"] == "refused":
         return "refused"
+    if run["status"].startswith("raised"):
+        return "crashes"
     outcome = summary.outcome(summary.level(run), healthy)
     if run["refused"] and outcome != "learns":
         return "refused"
@@ -153,7 +156,7 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "policy.kl_k2 max": max(pairs, default=None),
                 "first refused": sorted({r["refused"][0]["step"] for r in group if r["refused"]}),
                 "refused share": [len(r["refused"]) / len(r["steps"]) for r in group],
-                "causes": sorted({c["cause"] for r in group for c in r["refused"][:1]}),
+                "causes": _causes(group),
                 "incidents": sorted({rule for r in group for rule, severity, _ in r.get("incidents", [])
                                      if severity == "critical"}),
                 "commands": sorted({kind for r in group for kind, _ in r.get("commands", [])}),
@@ -161,6 +164,15 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows.append(row)
     order = [HEALTHY, *CRASHING]
     return sorted(rows, key=lambda r: (r["dtype"] != "fp32", order.index(r["rung"]) if r["rung"] in order else 99))
+
+
+def _causes(group: list[dict[str, Any]]) -> list[str]:
+    """The first cause of each run's refusals, one example of each wording."""
+    alike: dict[str, str] = {}
+    for run in group:
+        for refusal in run["refused"][:1]:
+            alike.setdefault(re.sub(r"[\d.e+-]+", "#", refusal["cause"]), refusal["cause"])
+    return sorted(alike.values())
 
 
 def _cell(found: dict[str, Any] | None) -> str:

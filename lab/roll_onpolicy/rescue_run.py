@@ -178,6 +178,11 @@ class Seen:
             status = str(why)
         except StopAskedError as why:
             status = f"stopped: {why}"
+        except ValueError as why:
+            # A policy that has died produces batches that ROLL's own functions refuse. Any other error is ours.
+            if not traceback.extract_tb(why.__traceback__)[-1].filename.startswith(self.options.home):
+                raise
+            status = f"raised: {why}"
         self.seconds = time.process_time() - begun
         watch = self.made.worker.__dict__.get("_foreshock")
         if watch is not None:
