@@ -205,7 +205,9 @@ def test_foreshocks_own_findings_reach_alertmanager(stack: Stack) -> None:
     }  # fmt: skip
     answer = httpx.post(f"{stack.foreshock.url}/v1/ingest", json=envelope, trust_env=False)
     assert answer.status_code == 200, answer.text
-    (alert,) = wait_for(lambda: stack.alertmanager.get("/api/v2/alerts", filter=['run="math/q"', 'alertname="non_finite"']))
+    (alert,) = wait_for(
+        lambda: stack.alertmanager.get("/api/v2/alerts", filter=['run="math/q"', 'alertname="non_finite"'])
+    )
     assert alert["labels"]["alertname"] == "non_finite"
     assert re.match(r"http://.*/runs/math/q$", alert["generatorURL"])
 

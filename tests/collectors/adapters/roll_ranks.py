@@ -1,8 +1,8 @@
 """The watched worker on ROLL's own strategy, one process a rank: run by torchrun from `test_roll_real.py`.
 
 The lab's harness (`lab.roll_onpolicy.megatron_worker`) builds ROLL's real worker on a CPU; here its class is the
-watched one. `--plan` is JSON, {step: [action, …]}: applied on every rank before a step, as the driver's half would; the kind `save`
-is ROLL's own `do_checkpoint`, and a `rollback` names the step that was saved.
+watched one. `--plan` is JSON, {step: [action, …]}: applied on every rank before a step, as the driver's half would; the
+kind `save` is ROLL's own `do_checkpoint`, and a `rollback` names the step that was saved.
 Writes what each step did, and a digest of parameters, moments and schedule around it.
 """
 

@@ -30,7 +30,8 @@ def make_args(**changed: Any) -> Namespace:
         "eps_clip": 0.2, "eps_clip_high": 0.28, "eps_clip_c": None, "get_mismatch_metrics": False, "use_tis": False,
         "tis_clip": 2.0, "tis_clip_low": 0.0, "custom_tis_function_path": None, "calculate_per_token_loss": False,
         "custom_pg_loss_reducer_function_path": None, "entropy_coef": 0.0, "use_kl_loss": False,
-        "keep_old_actor": False, "loss_type": "policy_loss", "recompute_loss_function": False, "allgather_cp": False, "save": None,
+        "keep_old_actor": False, "loss_type": "policy_loss", "recompute_loss_function": False,
+        "allgather_cp": False, "save": None,
         "log_probs_chunk_size": -1, "start_rollout_id": 0, "true_on_policy_mode": False, "qkv_format": "thd",
         "rollout_top_p": 1.0, "rollout_top_k": -1, "use_rollout_top_p_replay": False,
     } | changed))  # fmt: skip
