@@ -156,7 +156,8 @@ class Reader:
     def type(self, line: str) -> tuple[int, str]:
         """The exit status of a line and what it printed; an unending one gets Ctrl-C once it has said something."""
         process = subprocess.Popen(
-            ["bash", "-c", f"exec env {line}"],
+            # A background job of a shell ignores Ctrl-C, and so would what it starts.
+            ["bash", "-c", f"exec env --default-signal=INT {line}"],
             cwd=self.folder,
             env=self.env
             | ({"FORESHOCK_PORT": "0", "XDG_DATA_HOME": str(self.folder / "own")} if "serve" in line else {}),
