@@ -24,7 +24,7 @@ demo: setup  ## a real small RL job that collapses, caught and rescued (about th
 	$(BIN)/foreshock demo --out out/demo
 
 test: setup  ## everything that runs without a GPU
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 ENGINES := out/engines
 CASES = PYTHONPATH=collectors:. $(ENGINES)/bin/python -m benchmarks.hosts.engines

@@ -93,7 +93,7 @@ def site(migrated_sqlite_url: str) -> Iterator[Site]:
     opened.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lives, this thread has a running event loop, and `asyncio.run` fails in it
 def chromium() -> Iterator[Browser]:
     """One browser for all tests. Skips without Chromium, and fails in CI."""
     program = find_binary("chromium", "chromium")
