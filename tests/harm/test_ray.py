@@ -34,7 +34,7 @@ def test_a_monitor_works_in_a_ray_actor(service: FakeService, tmp_path: Path) ->
             return self.monitor.losses.counts()
 
     service_url, spool = service.url, str(tmp_path / "spool")
-    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
     try:
         actor: Any = ray.remote(num_cpus=0, max_concurrency=2)(Worker)
         workers = [actor.remote(rank) for rank in range(2)]

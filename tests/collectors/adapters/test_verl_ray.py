@@ -54,7 +54,7 @@ def toy() -> type:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Any]:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     inner = RayClassWithInitArgs(cls=ray.remote(toy()), config=OmegaConf.create({"rollout": {"name": "vllm"}}))
     made = RayWorkerGroup(
         resource_pool=RayResourcePool(process_on_nodes=[2], use_gpu=False, max_colocate_count=1),
