@@ -4,7 +4,7 @@ source where SLIME_HOME and OPENRLHF_HOME give it. Read as text, nothing is impo
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -40,10 +40,8 @@ class Noting(Document):
 
 
 def package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{name} is not installed here")
-    return Path(next(iter(spec.submodule_search_locations)))
+    # From the distribution, since another test may hold a module of this name that has no place.
+    return Path(str(importlib.metadata.distribution(name).locate_file(name)))
 
 
 def test_verls_defaults_are_those_of_its_composed_configuration() -> None:
