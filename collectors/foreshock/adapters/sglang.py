@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
-from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE, accept_resync
-from foreshock.adapters.engine_http import Call, HttpWatch
-from foreshock.adapters.engine_plain import PlainClient
+from foreshock.adapters.engine_attach import attach
+from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
+from foreshock.adapters.engine_http import Call
 from foreshock.adapters.engine_watch import EngineWatch, begin
 from foreshock.adapters.sglang_engine import InProcess
 from foreshock.adapters.sglang_requests import ENGINE, SESSION, UPDATES, Asked, Meaning, asking, digests_of
@@ -51,21 +51,14 @@ def wrap(
     says so). Raises TypeError for an object of no known kind.
     """
     watch = begin(run, monitor, ENGINE, max_bytes, checksum_share, arguments)
-    watch.asks = ask
     if original_log_probs is None:
         original_log_probs = os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true")
     meaning = Meaning(original_log_probs)
-    if isinstance(engine, str):
-        engine = watch.client = PlainClient(engine)
-    if not watch.monitor.enabled:
-        return watch
-    if callable(getattr(engine, "generate", None)):
-        InProcess(watch, engine, meaning).install()
-    else:
-        watch.http = HttpWatch(watch, Routes(watch, meaning))
-        watch.http.install(engine)
-    accept_resync(watch, resync)
-    return watch
+
+    def inside(it: Any) -> InProcess | None:
+        return InProcess(watch, it, meaning) if callable(getattr(it, "generate", None)) else None
+
+    return attach(watch, engine, inside, Routes(watch, meaning), ask, resync)
 
 
 class Routes:

@@ -17,9 +17,9 @@ from typing import Any
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
-from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE, accept_resync
-from foreshock.adapters.engine_http import Call, HttpWatch
-from foreshock.adapters.engine_plain import PlainClient
+from foreshock.adapters.engine_attach import attach
+from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
+from foreshock.adapters.engine_http import Call
 from foreshock.adapters.engine_watch import EngineWatch, begin
 from foreshock.adapters.vllm_engine import AsyncInProcess, InProcess, mode_of
 from foreshock.adapters.vllm_requests import ENGINE, GENERATE, MODES, Asked, loads
@@ -49,20 +49,13 @@ def wrap(
     mode = logprobs_mode or mode_of(engine) or MODES[0]
     if mode not in MODES:
         raise ValueError(f"logprobs_mode must be one of {', '.join(MODES)}, not {mode!r}")
-    watch.asks = ask
-    if isinstance(engine, str):
-        engine = watch.client = PlainClient(engine)
-    if not watch.monitor.enabled:
-        return watch
-    if hasattr(engine, "output_processor") and callable(getattr(engine, "generate", None)):
-        AsyncInProcess(watch, engine, mode).install()
-    elif callable(getattr(engine, "generate", None)):
-        InProcess(watch, engine, mode).install()
-    else:
-        watch.http = HttpWatch(watch, Routes(watch, mode))
-        watch.http.install(engine)
-    accept_resync(watch, resync)
-    return watch
+
+    def inside(it: Any) -> InProcess | AsyncInProcess | None:
+        if not callable(getattr(it, "generate", None)):
+            return None
+        return (AsyncInProcess if hasattr(it, "output_processor") else InProcess)(watch, it, mode)
+
+    return attach(watch, engine, inside, Routes(watch, mode), ask, resync)
 
 
 class Routes:
