@@ -18,7 +18,7 @@ from slack_sdk.models.blocks import ActionsBlock, Block, ButtonElement, ContextB
 from slack_sdk.models.blocks.basic_components import ConfirmObject, MarkdownTextObject, PlainTextObject
 
 from foreshock_service.alerts.base import Message, Never
-from foreshock_service.alerts.words import one_line, tame, verb_of
+from foreshock_service.alerts.words import number, one_line, tame, verb_of
 
 MAX_BLOCKS: Final = 50
 HEADER_LIMIT: Final = 150
@@ -78,7 +78,9 @@ def alert(message: Message, link: str | None, *, buttons: bool = False) -> list[
     if cause := payload.get("cause"):
         blocks.append(_section(f"*Likely cause*\n{escaped(cause)}{_confidence(incident)}", PART_LIMIT))
     if numbers := [e for e in incident.get("evidence", ()) if "signal" in e][:SHOWN_NUMBERS]:
-        blocks.append(_section("*Evidence*\n" + "\n".join(_number(e) for e in numbers), PART_LIMIT))
+        blocks.append(
+            _section("*Evidence*\n" + "\n".join(f"• {number(e, code, escaped)}" for e in numbers), PART_LIMIT)
+        )
     commands = list(payload.get("commands") or ())[:SHOWN_COMMANDS]
     if commands:
         blocks.append(_section("*Foreshock*\n" + "\n".join(_command(c) for c in commands), PART_LIMIT))
@@ -178,13 +180,6 @@ def _standing(incident: Mapping[str, Any]) -> str:
 def _confidence(incident: Mapping[str, Any]) -> str:
     scored = [c for c in incident.get("causes") or () if isinstance(c.get("score"), int | float)]
     return "".join(f"\n• {escaped(c.get('title') or c.get('name'))}: {c['score']:.0%}" for c in scored)
-
-
-def _number(evidence: Mapping[str, Any]) -> str:
-    value, expected = evidence.get("value"), evidence.get("expected")
-    shown = f"{value:.3g}" if isinstance(value, float) else escaped(value)
-    usual = f" (usual: {expected:.3g})" if isinstance(expected, float) else ""
-    return f"• {code(evidence['signal'])} = {shown}{usual}"
 
 
 def _command(command: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from foreshock_service.alerts.base import Message
@@ -54,12 +54,12 @@ def verb_of(event: str) -> str:
     return event.partition(".")[2].replace("_", " ")
 
 
-def number(evidence: Mapping[str, Any]) -> str:
-    """`mismatch.kl_k3 = 0.125 (usual: 0.0005)`."""
+def number(evidence: Mapping[str, Any], name: Callable[[Any], str] = str, text: Callable[[Any], str] = str) -> str:
+    """`mismatch.kl_k3 = 0.125 (usual: 0.0005)`; `name` and `text` write the signal and a value that is no number."""
     value, expected = evidence.get("value"), evidence.get("expected")
-    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    shown = f"{value:.3g}" if isinstance(value, float) else text(value)
     usual = f" (usual: {expected:.3g})" if isinstance(expected, float) else ""
-    return f"{evidence['signal']} = {shown}{usual}"
+    return f"{name(evidence['signal'])} = {shown}{usual}"
 
 
 def command(told: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.alerts.sink import Sink
 from foreshock_service.alerts.alertmanager import Alertmanager
-from foreshock_service.alerts.base import Later, Message, Never, new_client
+from foreshock_service.alerts.base import Later, Message, Never
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.outbox import Outbox
 from foreshock_service.incidents import book
@@ -31,12 +31,6 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = alertmanager(folder, folder / "alertmanager.yml")
     yield server
     server.stop()
-
-
-@pytest.fixture
-def client() -> Iterator[httpx.Client]:
-    with new_client() as opened:
-        yield opened
 
 
 def message(run: str, event: str = "incident.opened", delivery_id: str = "d1", **changes: Any) -> Message:

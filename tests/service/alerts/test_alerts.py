@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from benchmarks.alerts.sink import Sink
 from foreshock.wire.commands import Action
-from foreshock_service.alerts.base import Later, Never, new_client
+from foreshock_service.alerts.base import Later, Never
 from foreshock_service.alerts.claims import LEASE_S, MAX_TRIES, back_off, due, take
 from foreshock_service.alerts.delivery import DeliveryWorker
 from foreshock_service.alerts.outbox import Outbox
@@ -29,19 +29,6 @@ from foreshock_service.store.models import Delivery, Run, Silence
 
 NOW = 1_000.0
 MakeRun = Callable[..., int]
-
-
-@pytest.fixture
-def sink() -> Iterator[Sink]:
-    opened = Sink()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def client() -> Iterator[httpx.Client]:
-    with new_client() as opened:
-        yield opened
 
 
 def tell(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from email.message import EmailMessage
 from typing import Any
 
@@ -18,7 +17,7 @@ from benchmarks.alerts.fake_slack import all_text, block_errors
 from benchmarks.alerts.sink import Sink
 from foreshock_service.alerts import slack_blocks
 from foreshock_service.alerts.alertmanager import Alertmanager
-from foreshock_service.alerts.base import Message, new_client
+from foreshock_service.alerts.base import Message
 from foreshock_service.alerts.email import Email
 from foreshock_service.alerts.slack_webhook import SlackWebhook
 from foreshock_service.alerts.webhook import Webhook
@@ -46,19 +45,6 @@ def message(text: str, event: str = "incident.opened") -> Message:
     payload = {"run": text, "project": text, "mode": "approve", "path": "/runs/x", "incident": incident,
                "cause": text, "commands": [command]}  # fmt: skip
     return Message(delivery_id="d" * 32, event=event, payload=payload, created_at=NOW, line="i1")
-
-
-@pytest.fixture
-def sink() -> Iterator[Sink]:
-    opened = Sink()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def client() -> Iterator[httpx.Client]:
-    with new_client() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
@@ -49,13 +49,6 @@ class Ear(Channel):
 
     def events(self, line: str | None = None) -> list[str]:
         return [m.event for m in self.heard if line in (None, m.line)]
-
-
-@pytest.fixture
-def sink() -> Iterator[Sink]:
-    opened = Sink()
-    yield opened
-    opened.close()
 
 
 def worker(store: Store, channel: Channel, now: list[float], digest_over: int = 1000) -> DeliveryWorker:
