@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +27,8 @@ from tests.service.replica import Replica
 __all__ = ["migrated_postgres", "postgres_server"]
 
 RUN = "math/qwen-7b"
+OUTLIVES_SILENCE = "rules: {silent_run: {enabled: false}}"
+"""The life is shared for as long as the session lasts, and nobody speaks in it: no incident may come from that."""
 STEPS = 60
 FAULT_AT = 40
 AGAIN_AT = 50
@@ -74,10 +77,11 @@ def train(trainer: Trainer, first: int, last: int, *, faulty: bool = True) -> li
 class Lived:
     """The replica, and where its database is."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, rules: Path) -> None:
         self.database_url = database_url
+        rules.write_text(OUTLIVES_SILENCE)
         settings = settings_for(
-            database_url, port=free_port(), default_mode="approve", webhook_url="http://127.0.0.1:9/"
+            database_url, port=free_port(), default_mode="approve", webhook_url="http://127.0.0.1:9/", rules_path=rules
         )
         self.replica = Replica(settings)
         self.url = f"http://127.0.0.1:{self.replica.port}"
@@ -165,11 +169,11 @@ class Lived:
 
 
 @pytest.fixture(scope="session")
-def lived(postgres_server: str, migrated_postgres: str) -> Iterator[Lived]:
+def lived(postgres_server: str, migrated_postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     """One life for all tests of this folder."""
     assert os.environ.get("FORESHOCK_RAISE")
     for url in _database(postgres_server, migrated_postgres):
-        found = Lived(url)
+        found = Lived(url, tmp_path_factory.mktemp("rules") / "pack.yaml")
         yield found
         found.close()
 
