@@ -7,6 +7,7 @@
 | engine | `resync_engine`, then `enable_is_correction`; `rollback` if the reward has gone nevertheless |
 | undecided | `probe` (score again) where announced, else nothing |
 | non-finite | `skip_update` while only gradients are, else `rollback` |
+| groups mixed across prompts | `pause`: no weights are at fault, only a person can mend the data path |
 | reward collapsed after a known cause that is over | `rollback` |
 
 `rollback` includes both re-syncs. IS correction is never an answer to a training-pass fault: it does nothing there
@@ -65,6 +66,8 @@ def ladder(facts: Facts) -> tuple[str, ...]:
         return () if facts.upstream_active and facts.upstream in EDGE_RULES else _by_edge(facts)
     if facts.rule == "frozen_update":
         return ("resync_trainer", "rollback", "pause")
+    if facts.rule == "mixed_groups":
+        return ("pause",)
     if facts.rule == "non_finite":
         return ("skip_update", "rollback", "pause") if facts.only_gradients else ("rollback", "skip_update", "pause")
     if facts.rule == "reward_collapse" and facts.upstream is not None:

@@ -42,6 +42,8 @@ def facts(**more: object) -> Facts:
         (facts(rule="is_degeneracy", edge="engine", upstream="rollout_mismatch", upstream_active=True), None),
         (facts(rule="is_degeneracy", edge="engine", upstream="rollout_mismatch"), "resync_engine"),
         (facts(rule="frozen_update"), "resync_trainer"),
+        (facts(rule="mixed_groups"), "pause"),
+        (facts(rule="mixed_groups", announced=EVERYTHING - {"pause"}), None),
         (facts(rule="non_finite"), "rollback"),
         (facts(rule="non_finite", only_gradients=True), "skip_update"),
         (facts(rule="non_finite", checkpoint=False), "skip_update"),
