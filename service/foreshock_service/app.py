@@ -35,7 +35,7 @@ from foreshock_service.api import (
 from foreshock_service.api import problems as problem_documents
 from foreshock_service.api.encoding import FiniteJSON
 from foreshock_service.api.limits import Slots
-from foreshock_service.api.middleware import Boundary
+from foreshock_service.api.middleware import INGEST, Boundary
 from foreshock_service.api.rooms import Rooms
 from foreshock_service.api.telemetry import Telemetry
 from foreshock_service.api.tokens import TokenBook, count_live
@@ -108,7 +108,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     problem_documents.install(app)
-    app.add_middleware(Boundary, settings=settings, telemetry=telemetry)
+    direct = {("POST", INGEST): ingest.ingest}
+    app.add_middleware(Boundary, settings=settings, telemetry=telemetry, direct=direct)
     return app
 
 

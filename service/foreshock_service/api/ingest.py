@@ -1,8 +1,9 @@
-"""`POST /v1/ingest`: frames in, commands out. A 200 means that everything up to `acknowledged` is on disk."""
+"""`POST /v1/ingest`: frames in, commands out. A 200 means that everything up to `acknowledged` is on disk.
+
+`middleware.py` calls the route's function by itself; the route tells the OpenAPI document of it.
+"""
 
 from __future__ import annotations
-
-import asyncio
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -11,6 +12,7 @@ from foreshock.wire import Envelope
 from foreshock.wire.codec import JSON, MSGPACK, decode_envelope, encode, media
 from foreshock.wire.errors import WireError
 from foreshock_service.api.access import admitted
+from foreshock_service.api.headers import whole_body
 from foreshock_service.api.principal import bearer
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import Rooms
@@ -110,11 +112,11 @@ async def ingest(request: Request) -> Response:
     try:
         envelope, kind, size = await _decoded(request, rooms)
         caller.check_project(envelope.run.partition("/")[0])
-        reply = await asyncio.wrap_future(rooms.writer.submit(envelope, size=size))
+        reply = await rooms.writer.store(envelope, size=size)
     except Problem as problem:
-        rooms.telemetry.envelopes.labels("failed" if problem.status >= 500 else "refused").inc()
+        rooms.telemetry.outcome("failed" if problem.status >= 500 else "refused").inc()
         raise
-    rooms.telemetry.envelopes.labels("stored").inc()
+    rooms.telemetry.outcome("stored").inc()
     rooms.telemetry.items.inc(len(envelope.frames) + len(envelope.notices))
     return Response(encode(reply, kind), media_type=kind)
 
@@ -125,7 +127,7 @@ async def _decoded(request: Request, rooms: Rooms) -> tuple[Envelope, str, int]:
     encoding = request.headers.get("content-encoding", "")
     try:
         kind = media(content_type)
-        body = await request.body()
+        body = await whole_body(request)
         rooms.telemetry.ingest_bytes.inc(len(body))
         arguments = (body, content_type, encoding, rooms.wire_limits)
         if encoding or len(body) > IN_THREAD_ABOVE:

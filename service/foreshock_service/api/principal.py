@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -77,11 +78,20 @@ def bearer(connection: HTTPConnection) -> str | None:
     return value.strip() if kind.lower() == "bearer" and value.strip() else None
 
 
+@lru_cache(1024)
 def _host_name(value: str) -> str:
     try:
         return (urlsplit(f"//{value}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+@lru_cache(1024)
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_local(connection: HTTPConnection) -> bool:
@@ -90,11 +100,7 @@ def is_local(connection: HTTPConnection) -> bool:
     The Host check defeats DNS rebinding: a foreign page that resolves to 127.0.0.1 still sends its own name.
     """
     client = connection.client
-    try:
-        near = client is not None and ip_address(client.host).is_loopback
-    except ValueError:
-        near = False
-    if not near or any(name in connection.headers for name in _FORWARDING):
+    if client is None or not _is_loopback(client.host) or any(name in connection.headers for name in _FORWARDING):
         return False
     return _host_name(connection.headers.get("host", "")) in LOOPBACK_NAMES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -48,11 +49,15 @@ class Telemetry:
             "When this process last had its database and every worker alive, as of a scrape.",
             registry=self.registry,
         )
+        # The child of a metric costs more to find than to count with.
+        self.outcome = lru_cache(8)(self.envelopes.labels)
+        self._requests = lru_cache(4096)(self.requests.labels)
+        self._seconds = lru_cache(512)(self.request_seconds.labels)
         self.waiters = Gauge("foreshock_waiters", "Long-polls and event streams open now.", registry=self.registry)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts one answer. `route` is the template, never the path that was asked for."""
         known = method if method in ("GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT") else "other"
-        self.requests.labels(known, route, str(status)).inc()
+        self._requests(known, route, str(status)).inc()
         if not route.endswith(("/health", "/events")):
-            self.request_seconds.labels(route).observe(seconds)
+            self._seconds(route).observe(seconds)

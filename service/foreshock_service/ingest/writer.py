@@ -7,6 +7,7 @@ fails alone. The queue is bounded: when it is full, `submit` raises `Unavailable
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import sqlite3
@@ -52,11 +53,14 @@ class Counts:
     refused_full: int = 0
 
 
-@dataclass(frozen=True)
+Promise = Future[Reply] | asyncio.Future[Reply]
+
+
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     arrival: Arrival
     size: int
-    future: Future[Reply]
+    future: Promise
 
 
 class GroupWriter:
@@ -108,16 +112,28 @@ class GroupWriter:
         Raises `Unprocessable`, `TooLarge`, `UpgradeRequired` for what cannot be stored and `Unavailable` when the queue
         is full or closed; the future raises `Unavailable` when the database failed. Then nothing of it was stored.
         """
+        future: Future[Reply] = Future()
+        self._enqueue(envelope, size, future)
+        return future
+
+    async def store(self, envelope: Envelope, *, size: int = 0) -> Reply:
+        """`submit` for an event loop, which a group wakes once for all envelopes of it. Raises what the future would.
+
+        A caller that is cancelled goes away alone: its envelope is stored.
+        """
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._enqueue(envelope, size, future)
+        return await future
+
+    def _enqueue(self, envelope: Envelope, size: int, future: Promise) -> None:
         check_envelope(envelope, self._limits)
-        waiting = _Waiting(Arrival(envelope, self._clock()), size, Future())
         if self._closed:
             raise Unavailable("the service is stopping", retry_after_s=5)
         try:
-            self._queue.put_nowait(waiting)
+            self._queue.put_nowait(_Waiting(Arrival(envelope, self._clock()), size, future))
         except queue.Full:
             self.counts.refused_full += 1
             raise Unavailable("too many envelopes wait to be stored") from None
-        return waiting.future
 
     def run(self, stop: threading.Event) -> None:
         """Stores groups until `stop` is set and the queue is empty."""
@@ -188,11 +204,7 @@ class GroupWriter:
             self._hub.stepped(run_id)
         for run_id in stored.changed:
             self._hub.changed(run_id)
-        for waiting, reply in zip(group, stored.replies, strict=True):
-            if isinstance(reply, Problem):
-                _resolve(waiting.future, error=reply)
-            else:
-                _resolve(waiting.future, reply=reply)
+        _resolve([(waiting.future, reply) for waiting, reply in zip(group, stored.replies, strict=True)])
 
     def _fail(self, group: list[_Waiting], error: Exception) -> None:
         self.counts.failed += len(group)
@@ -203,17 +215,35 @@ class GroupWriter:
         else:
             logger.error("%d envelopes not stored", len(group), exc_info=error)
             problem = Unavailable("the database cannot be written to now", retry_after_s=2)
-        for waiting in group:
-            _resolve(waiting.future, error=problem)
+        _resolve([(waiting.future, problem) for waiting in group])
 
 
-def _resolve(future: Future[Reply], *, reply: Reply | None = None, error: Exception | None = None) -> None:
-    if not future.set_running_or_notify_cancel():
-        return  # the caller went away; its items are stored all the same
-    if error is not None:
-        future.set_exception(error)
-    elif reply is not None:
-        future.set_result(reply)
+def _resolve(answers: Sequence[tuple[Promise, Reply | Problem]]) -> None:
+    """Keeps the promises; those of an event loop all in one call, for waking a loop costs more than an answer."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply | Problem]]] = {}
+    for future, answer in answers:
+        if isinstance(future, asyncio.Future):
+            by_loop.setdefault(future.get_loop(), []).append((future, answer))
+        elif future.set_running_or_notify_cancel():
+            _settle(future, answer)
+    for loop, some in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_settle_all, some)
+        except RuntimeError:
+            continue  # that loop is closed: nobody waits there any more
+
+
+def _settle_all(answers: Sequence[tuple[asyncio.Future[Reply], Reply | Problem]]) -> None:
+    for future, answer in answers:
+        if not future.done():  # the caller went away; its items are stored all the same
+            _settle(future, answer)
+
+
+def _settle(future: Promise, answer: Reply | Problem) -> None:
+    if isinstance(answer, Problem):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 def _is_outage(error: Exception) -> bool:

@@ -197,7 +197,25 @@ def test_a_full_queue_is_503_with_retry_after(make_house, monkeypatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise Unavailable("too many envelopes wait to be stored")
 
-    monkeypatch.setattr(house.rooms.writer, "submit", full)
+    monkeypatch.setattr(house.rooms.writer, "store", full)
     answer = post(house, packed())
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_whoever_leaves_in_the_middle_of_a_body_is_no_error_of_the_service(house, caplog) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"an answer to nobody: {message}")
+
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/ingest", "raw_path": b"/v1/ingest",
+        "query_string": b"", "root_path": "", "scheme": "http", "state": {}, "server": ("localhost", 80),
+        "client": ("127.0.0.1", 5000),
+        "headers": [(b"host", b"localhost"), (b"content-type", MSGPACK.encode()), (b"content-length", b"10")],
+    }  # fmt: skip
+    house.near.portal.call(house.app, scope, receive, send)
+    assert 'status="499"' in house.near.get("/metrics").text
+    assert stored(house) == (0, 0, 0)
