@@ -82,6 +82,7 @@ class StepBuilder:
         self._max_lag = max_lag
         self._evidence = evidence
         self._said: dict[str, dict[str, Semantics]] = {}
+        self._differing: dict[str, bool] = {}
         self._noted: set[str] = set()
         self._last_end_s: float | None = None
         self.reset()
@@ -194,11 +195,14 @@ class StepBuilder:
 
     def _differ(self, pair: str, semantics: Semantics | Mapping[str, Any] | None) -> bool:
         said = sides(semantics)
-        if said and self._said.get(pair) != said:
-            self._said[pair] = said
-            self._new_semantics[pair] = said
-        if len(said) < 2:
+        if not said:
             return False
+        if self._said.get(pair) != said:
+            self._said[pair] = self._new_semantics[pair] = said
+            self._differing[pair] = len(said) == 2 and self._note_differences(pair, said)
+        return self._differing[pair]
+
+    def _note_differences(self, pair: str, said: Mapping[str, Semantics]) -> bool:
         found = differences(said["a"], said["b"])
         if found:
             fields = "; ".join(f"{name}: {one!r} against {other!r}" for name, (one, other) in found.items())

@@ -10,7 +10,7 @@ Legend: S sequences, N masked tokens, W worst tokens. p = e^b, e = e^a − e^b, 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,16 @@ from foreshock.stats.layout import (
     IntArray,
     Reduction,
 )
-from foreshock.stats.places import Spans, add_places
+from foreshock.stats.places import FEW_TOKENS, Buckets, add_places
 from foreshock.stats.shapes import Batch, sentinel_of
 from foreshock.stats.sketch import DENSE_BUCKETS, SHIFT
+from foreshock.stats.spans import Spans, spans_of
 
 # Within these bounds of δ and b no token can be a sentinel, in any dtype's rounding of −9999.
 _SUSPECT_DELTA = 8000.0
 _SUSPECT_LOGP = -900.0
 
-_FEW_ROWS = 64
+_FEW_EXPONENTS = 1024
 
 _F64 = torch.float64
 _PIVOT_TOKENS = 256
@@ -105,7 +106,7 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
     `base` numbers the batch's first sequence where the host gave no ids. Raises ValueError where cu_seqlens does not
     ascend within the tokens.
     """
-    spans, kept = _spans(batch)
+    spans, kept = spans_of(batch)
     buffers = _WORK.take(spans.total)
     tokens = _tokens(batch, spans, kept, buffers)
     table_KS = np.zeros((len(COLUMNS), batch.sequences))
@@ -118,13 +119,11 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
         return table_KS.T
     if size < spans.total:
         buffers = _WORK.take(size)
-    absolute, abs_N = buffers[2]
+    abs_N = buffers[2][1]
     np.abs(tokens.delta[1], out=abs_N)
-    bits = absolute.float().numpy().view(np.int32)
-    bits >>= SHIFT
-    dense: IntArray = torch.bincount(torch.from_numpy(bits), minlength=DENSE_BUCKETS).numpy()
-    into.dense = dense if into.dense is None else into.dense + dense
-    _add_totals(into, tokens, abs_N, int(dense[0]), batch.clip_range)
+    bits, dense = _count(abs_N, into)
+    near_zero = not bits.all() if dense is None else bool(dense[0])
+    _add_totals(into, tokens, abs_N, near_zero, batch.clip_range)
     table_KS[COLUMN["abs"]] = add_places(
         into,
         batch,
@@ -140,49 +139,18 @@ def reduce(batch: Batch, into: Reduction, base: int) -> Array:
     return table_KS.T
 
 
-def _spans(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
-    """Where each sequence's masked tokens lie once packed, and the mask to pack by (None: they already are)."""
-    if batch.cu_seqlens is None:
-        sequences, length = batch.a.shape
-        if batch.mask is None:
-            return Spans.of(np.full(sequences, length, dtype=np.int64)), None
-        mask = batch.mask.numpy()
-        spans = _run_spans(mask) if length and 0 < sequences <= _FEW_ROWS else None
-        if spans is None:
-            spans = Spans.of(np.count_nonzero(mask, axis=1))
-        return spans, None if spans.total == mask.size else batch.mask
-    edges, size = batch.cu_seqlens.numpy(), batch.a.shape[0]
-    if edges[0] < 0 or edges[-1] > size or np.any(np.diff(edges) < 0):
-        raise ValueError(f"cu_seqlens must ascend within 0..{size}, got {edges[:8].tolist()}…")
-    if batch.mask is None and (edges[0], edges[-1]) == (0, size):
-        return Spans.of(np.diff(edges)), None
-    mask = np.ones(size, dtype=bool) if batch.mask is None else batch.mask.numpy().copy()
-    mask[: edges[0]] = False
-    mask[edges[-1] :] = False
-    running = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(mask, dtype=np.int64)))
-    return Spans.of(np.diff(running[edges])), torch.from_numpy(mask)
-
-
-def _run_spans(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Spans | None:
-    """The spans where each row's masked tokens stand together, as sampled responses do; None where they do not.
-
-    From first to last masked token there are at least as many positions as masked tokens: the sums are equal only
-    where no row has a gap and none is empty.
-    """
-    flags, length = mask.tobytes(), mask.shape[1]  # whose search is several times quicker than argmax
-    runs, masked, total = [], [], 0
-    for row in range(0, len(flags), length):
-        first = flags.find(1, row, row + length)
-        if first < 0:
-            return None
-        end = flags.rfind(1, row, row + length) + 1
-        runs.append((first, end, total))
-        masked.append(end - first)
-        total += end - first
-    if total != np.count_nonzero(mask):
-        return None
-    masked_S, starts_S = np.array(masked), np.array([start for _, _, start in runs])
-    return Spans(masked_S, masked_S, starts_S, total, all_filled=True, runs=runs)
+def _count(abs_N: Array, into: Reduction) -> Buckets:
+    """Adds |δ| to the sketch; returns the tokens' buckets, and this call's own counts where they are many."""
+    bits = abs_N.astype(np.float32).view(np.int32)
+    bits >>= SHIFT
+    if into.dense is None:
+        into.dense = np.zeros(DENSE_BUCKETS, dtype=np.int64)
+    if bits.size <= FEW_TOKENS:
+        np.add.at(into.dense, bits, 1)
+        return bits, None
+    dense: IntArray = np.bincount(bits, minlength=DENSE_BUCKETS)
+    into.dense += dense
+    return bits, dense
 
 
 def _pack(values: torch.Tensor, kept: torch.Tensor | None, spans: Spans, out: Array) -> None:
@@ -211,7 +179,7 @@ def _tokens(
     _pack(batch.b, kept, spans, logp_b[1])
     np.subtract(delta[1], logp_b[1], out=delta[1])
     if batch.positions is not None:
-        spans.positions = _packed(batch.positions, kept)
+        spans = replace(spans, positions=_packed(batch.positions, kept))
     low, high, lowest_b = _range(delta[1], logp_b[1])
     tokens = _Tokens(delta, logp_b, spans, low, high, lowest_b)
     # One comparison that NaN fails: holes are rare, and looking for them token by token is not free.
@@ -244,7 +212,7 @@ def _drop_holes(tokens: _Tokens, a: Array, marks: tuple[float, float]) -> None:
 
 
 def _add_totals(
-    into: Reduction, tokens: _Tokens, abs_N: Array, near_zero: int, clip: tuple[float, float] | None
+    into: Reduction, tokens: _Tokens, abs_N: Array, near_zero: bool, clip: tuple[float, float] | None
 ) -> None:
     d_N, low, high = tokens.delta[1], tokens.low, tokens.high
     totals = {"positives": int(np.count_nonzero(d_N > 0)) if high > 0 else 0}
@@ -287,6 +255,14 @@ class _Sums:
         return sums
 
 
+def _exp(x: torch.Tensor, X: Array, out: torch.Tensor, OUT: Array) -> None:
+    """e^x: torch's is vectorised where numpy's is not, but costs ten numpy calls to come to."""
+    if X.size <= _FEW_EXPONENTS:
+        np.exp(X, out=OUT)
+    else:
+        torch.exp(x, out=out)
+
+
 def _fill(
     table_KS: Array, into: Reduction, tokens: _Tokens, buffers: list[tuple[torch.Tensor, Array]], sums: _Sums
 ) -> None:
@@ -294,8 +270,11 @@ def _fill(
     (delta, D), (logp_b, B) = tokens.delta, tokens.logp_b
     (w, W), (p, P) = buffers[2:4]
     one, dot, add = sums.ones, np.dot, np.add.reduce
-    torch.exp(logp_b, out=p)
-    torch.exp(delta.clamp(max=OVERFLOW_DELTA) if tokens.high > OVERFLOW_DELTA else delta, out=w)
+    _exp(logp_b, B, p, P)
+    if tokens.high > OVERFLOW_DELTA:
+        torch.exp(delta.clamp(max=OVERFLOW_DELTA), out=w)
+    else:
+        _exp(delta, D, w, W)
     call = {"n": D.size, "p": dot(P, one), "pp": dot(P, P)}
     if tokens.high < -1.0:  # all weights small: 1 + x would lose their digits
         call |= {"w": dot(W, one), "ww": dot(W, W)}

@@ -9,8 +9,6 @@ Legend: S sequences, N tokens, W worst tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,80 +17,15 @@ from foreshock.stats import sketch
 from foreshock.stats.layout import Array, IntArray, Reduction
 from foreshock.stats.record import DECILES, EVIDENCE_TOKENS
 from foreshock.stats.shapes import Batch
+from foreshock.stats.spans import Spans, between
 
 _OCTAVES = 4  # below the largest value, within which its 16 rivals are counted for
-_SEARCHED = 512  # below it a search of all is quicker
+FEW_TOKENS = 4096
+"""Up to it a search of all is quicker than counts of this call's tokens alone, with 8192 buckets to clear and add."""
 _FEW = 2 * EVIDENCE_TOKENS  # candidates that the record may as well sort itself
-_MINUS_STEPS = -np.arange(DECILES + 1)
 
-Buckets = tuple[npt.NDArray[np.int32], IntArray]
-"""the dense sketch bucket of each token [N], and the counts of all [D]"""
-
-
-@dataclass(slots=True)
-class Spans:
-    """Sequences as spans of tokens packed end to end."""
-
-    masked: IntArray
-    """[S] masked tokens"""
-    counts: IntArray
-    """[S] those of them that count: without holes, the same"""
-    starts: IntArray
-    """[S] index of each span's first token"""
-    total: int
-    """tokens in all spans together"""
-    all_filled: bool
-    """whether no span is empty"""
-    positions: IntArray | None = None
-    """[N] positions within the response, where they do not simply run on"""
-    runs: list[tuple[int, int, int]] | None = None
-    """of each padded row, if without a gap: where its masked tokens begin in the flat batch, end, and go"""
-    origin: IntArray | None = None
-    """[N] index among the masked tokens, where some have been taken out"""
-
-    @classmethod
-    def of(cls, masked: IntArray) -> Spans:
-        ends = np.cumsum(masked)
-        return cls(masked, masked, ends - masked, int(ends[-1]) if ends.size else 0, bool(masked.all()))
-
-    def sequence_of(self, index: IntArray) -> IntArray:
-        return (self.starts + self.counts).searchsorted(index, side="right")
-
-    def without(self, valid_N: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Spans:
-        """The spans of the valid tokens alone, which keep their positions."""
-        sequence = np.repeat(np.arange(self.masked.size), self.masked)
-        positions = self.positions
-        if positions is None:
-            positions = np.arange(self.total) - self.starts[sequence]
-        left = Spans.of(np.bincount(sequence[valid_N], minlength=self.masked.size))
-        left.masked, left.positions, left.origin = self.masked, positions[valid_N], np.flatnonzero(valid_N)
-        return left
-
-    def rectangle(self) -> tuple[int, int] | None:
-        """[S, T] where all spans are equally long."""
-        count = self.counts.size
-        return (count, self.total // count) if (self.counts == self.counts[0]).all() else None
-
-    def sums(self, x: Array) -> Array:
-        """Σ of x [N] per sequence."""
-        if self.all_filled:
-            sums: Array = np.add.reduceat(x, self.starts)
-            return sums
-        return between(x, self.starts)
-
-
-def between(values: Array, starts: IntArray) -> Array:
-    """Sums of values from each start to the next (the last to the end); starts ascend, equal ones give 0."""
-    size = values.size
-    if starts[-1] < size:
-        sums: Array = np.add.reduceat(values, starts)
-    else:  # spans that begin behind the last value: reduceat takes no such start
-        inside = int(np.searchsorted(starts, size))
-        sums = np.zeros(starts.size)
-        if inside:
-            sums[:inside] = np.add.reduceat(values, starts[:inside])
-    sums[:-1][starts[1:] <= starts[:-1]] = 0.0
-    return sums
+Buckets = tuple[npt.NDArray[np.int32], IntArray | None]
+"""the dense sketch bucket of each token [N], and the counts of all [D], None for few tokens"""
 
 
 def add_places(
@@ -115,15 +48,11 @@ def add_places(
     if not batch.placed:
         return spans.sums(abs_N)
     if spans.positions is None:
-        starts = spans.starts if spans.all_filled else spans.starts[spans.counts > 0]
+        starts, edges, counts_10 = spans.deciles()
         into.first[0] += starts.size
         into.first[1] += np.add.reduce(abs_N[starts])
-        # Of each decile the rank of its first token, ⌈k · length / 10⌉, negative to have // round up.
-        minus_S11 = spans.counts[:, None] * _MINUS_STEPS // DECILES
-        edges_S10 = spans.starts[:, None] - minus_S11[:, :-1]
-        sums_S10 = between(abs_N, edges_S10.reshape(-1)).reshape(-1, DECILES)
-        minus_11 = np.add.reduce(minus_S11, axis=0)
-        into.deciles[0] += minus_11[:-1] - minus_11[1:]
+        sums_S10 = between(abs_N, edges).reshape(-1, DECILES)
+        into.deciles[0] += counts_10
         into.deciles[1] += np.add.reduce(sums_S10, axis=0)
         result: Array = np.add.reduce(sums_S10, axis=1)
         return result
@@ -180,16 +109,18 @@ def _add_worst(
 def _worst(abs_N: Array, buckets: Buckets, largest: float) -> IntArray:
     """Indices of the largest values and perhaps a few more, found through their counts per dense sketch bucket: only
     the top buckets matter."""
-    if abs_N.size <= _SEARCHED:
-        candidates: IntArray = np.arange(abs_N.size)
-    else:
-        bucket_N, dense = buckets
-        bucket = sketch.bucket_of(largest)
-        floor, above = max(0, bucket - _OCTAVES * 32), dense.item(bucket)
-        while above < EVIDENCE_TOKENS and bucket > floor:
-            bucket -= 1
-            above += dense.item(bucket)
-        candidates = (bucket_N >= bucket).nonzero()[0]
+    bucket_N, dense = buckets
+    if dense is None:
+        if abs_N.size <= _FEW:
+            return np.arange(abs_N.size)
+        largest_W: IntArray = np.argpartition(abs_N, -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]
+        return largest_W
+    bucket = sketch.bucket_of(largest)
+    floor, above = max(0, bucket - _OCTAVES * 32), dense.item(bucket)
+    while above < EVIDENCE_TOKENS and bucket > floor:
+        bucket -= 1
+        above += dense.item(bucket)
+    candidates: IntArray = (bucket_N >= bucket).nonzero()[0]
     if candidates.size <= _FEW:
         return candidates
     return candidates[np.argpartition(abs_N[candidates], -EVIDENCE_TOKENS)[-EVIDENCE_TOKENS:]]

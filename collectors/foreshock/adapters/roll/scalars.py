@@ -14,27 +14,25 @@ class Sums:
     """Of one step, on the device; read with the frame, without waiting."""
 
     def __init__(self) -> None:
-        self.surprise: Any = 0.0
-        self.sampled: Any = 0.0
-        self.kept: Any = 0.0
-        self.filtered = False
+        self._log_probs: list[Any] = []
+        self._sampled: list[Any] = []
+        self._kept: list[Any] = []
 
     def add(self, current_BT: Any, mask_BT: Any, final_BT: Any) -> None:
-        """Adds a micro-batch: sampled tokens, their −log-prob, and those that the trainer's filters keep."""
+        """Adds a micro-batch: sampled tokens, their log-prob, and those that the trainer's filters keep."""
         keep = mask_BT > 0
-        self.surprise = self.surprise - (current_BT * keep).sum()
-        self.sampled = self.sampled + keep.sum()
+        self._log_probs.append((current_BT * keep).sum())
+        self._sampled.append(keep.sum())
         if final_BT is not None:
-            self.filtered = True
-            self.kept = self.kept + ((final_BT > 0) & keep).sum()
+            self._kept.append(((final_BT > 0) & keep).sum())
 
     def values(self) -> dict[str, Any]:
-        if isinstance(self.sampled, float):
+        if not self._sampled:
             return {}
-        tokens = self.sampled.clamp(min=1)
-        found = {"entropy.mean": self.surprise / tokens}
-        if self.filtered:
-            found["filter.share"] = 1 - self.kept / tokens
+        tokens = sum(self._sampled).clamp(min=1)
+        found = {"entropy.mean": -sum(self._log_probs) / tokens}
+        if self._kept:
+            found["filter.share"] = 1 - sum(self._kept) / tokens
         return found
 
 
