@@ -58,6 +58,11 @@ def to_json(value: Any) -> bytes:
     return _ENCODER.encode(finite(value))
 
 
+def spelled_to_json(value: Any) -> bytes:
+    """`to_json` of data, msgspec structs included, in which every non-finite number is spelled already."""
+    return _ENCODER.encode(value)
+
+
 class FiniteJSON(JSONResponse):
     """The default response: the last guard against a non-finite number in JSON."""
 

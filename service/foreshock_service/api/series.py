@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Path, Query, Response
 from numpy.typing import NDArray
 from pydantic import Field
-from sqlalchemy import func, select, type_coerce
+from sqlalchemy import select
 from sqlalchemy.orm import Session
-from sqlalchemy.types import NullType
 
 from foreshock.frames.catalogue import find, valid_name
 from foreshock_service.api.access import Reader
-from foreshock_service.api.encoding import Body, Number, Object, Plain, to_json
+from foreshock_service.api.encoding import Body, Number, Object, Plain, spell, spelled_to_json
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import InRooms, Name, Project, find_run
 from foreshock_service.errors import NotFound, TooLarge, Unprocessable
-from foreshock_service.store.models import Point, Run, SignalName
-from foreshock_service.store.types import Packed, value_at
+from foreshock_service.store.columns import STEP_MAX as BIGINT
+from foreshock_service.store.columns import Values, Window, read_columns
+from foreshock_service.store.models import Point, SignalName
 
 router = APIRouter(prefix="/v1/runs/{project}/{name}", tags=["runs"])
 
-BIGINT = 2**63 - 1
 BANDS_AT_ONCE = 500
-Column = tuple[NDArray[np.float64], NDArray[np.intp]]
-NOTHING: Column = (np.empty(0), np.empty(0, dtype=np.intp))
+NOTHING: Values = (np.empty(0), np.empty(0, dtype=np.intp))
 StepNumber = Annotated[int, Query(ge=0, le=BIGINT)]
 
 
@@ -84,33 +83,30 @@ class StepAnswer(Body):
     evidence: Object
 
 
-def thin(points: Sequence[tuple[float, ...]], most: int) -> list[int]:
-    """Positions to keep of (…, value) rows, at most `most` of them (`most` >= 5), in order.
+def thin_values(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
+    """Positions to keep, at most `most` of them (`most` >= 5), in order; some 30 ns a value.
 
-    The window is cut into equal buckets; of each, the rows with the least and the greatest value stay (infinities are
-    values), and its first NaN, which would hide both if it were compared. First and last row always stay.
+    The window is cut into equal buckets; of each, the least and the greatest value stay (infinities are values), and
+    its first NaN, which would hide both if it were compared. First and last value always stay.
     """
-    return thin_values(np.array([row[-1] for row in points], dtype=np.float64), most)
-
-
-def thin_values(values: NDArray[np.float64], most: int) -> list[int]:
-    """`thin` for a column; some 5 µs a bucket and 5 ns a value."""
     if len(values) <= most:
-        return list(range(len(values)))
+        return np.arange(len(values))
     buckets = max(1, (most - 2) // 3)
-    edges = [b * len(values) // buckets for b in range(buckets + 1)]
+    edges = np.arange(buckets + 1) * len(values) // buckets
+    sizes = np.diff(edges)
+    bucket = np.repeat(np.arange(buckets), sizes)
     nans = np.isnan(values)
-    holed = bool(nans.any())
-    low, high = (np.where(nans, np.inf, values), np.where(nans, -np.inf, values)) if holed else (values, values)
-    kept = {0, len(values) - 1}
-    for begin, end in pairwise(edges):
-        unknown = nans[begin:end] if holed else None
-        if unknown is None or not unknown.all():
-            kept.add(begin + int(low[begin:end].argmin()))
-            kept.add(begin + int(high[begin:end].argmax()))
-        if unknown is not None and unknown.any():
-            kept.add(begin + int(unknown.argmax()))
-    return sorted(kept)
+    known = np.flatnonzero(~nans)
+    kept = [np.array([0, len(values) - 1]), _firsts(np.flatnonzero(nans), bucket)]
+    for least in (np.fmin.reduceat(values, edges[:-1]), np.fmax.reduceat(values, edges[:-1])):
+        kept.append(_firsts(known[values[known] == np.repeat(least, sizes)[known]], bucket))
+    return np.unique(np.concatenate(kept))
+
+
+def _firsts(places: NDArray[np.intp], bucket: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of each bucket the first of these ascending places."""
+    of = bucket[places]
+    return places[np.flatnonzero(np.diff(of, prepend=-1))]
 
 
 @router.get("/signals", responses=documented(404))
@@ -142,74 +138,75 @@ def read_series(
     for wanted in signal:
         if not valid_name(wanted):
             raise Unprocessable("A signal's name is not valid.")
+    steps = Window(0, attempt, from_step or 0, BIGINT if to_step is None else to_step)
     with rooms.store.read() as session:
         run = find_run(session, project, name)
-        window = [Point.run_id == run.id]
-        if attempt is not None:
-            window.append(Point.attempt == attempt)
-        if from_step is not None:
-            window.append(Point.step >= from_step)
-        if to_step is not None:
-            window.append(Point.step <= to_step)
-        stored = session.scalar(select(func.count()).select_from(Point).where(*window)) or 0
-        if stored > settings.max_series_steps:
-            raise TooLarge(f"The window holds {stored} steps; at most {settings.max_series_steps} are read at once.")
+        window = dataclasses.replace(steps, run_id=run.id)
         most = min(max_points, settings.max_series_points)
-        wanted_names = list(dict.fromkeys(signal))
-        series = _read(session, rooms.store.dialect, run, wanted_names, window, most)
+        names = list(dict.fromkeys(signal))
+        series = _read(session, window, names, most, settings.max_series_steps)
         if bands:
             _add_bands(session, series, window)
     answer = {"run": run.name, "from_step": from_step, "to_step": to_step, "series": series}
     # Encoded here: a model per point would cost ten times the query.
-    return Response(to_json(answer), media_type="application/json")
+    return Response(spelled_to_json(answer), media_type="application/json")
 
 
-def _read(
-    session: Session, dialect: str, run: Run, names: Sequence[str], window: list[Any], most: int
-) -> list[dict[str, Any]]:
-    """All signals in one scan of the window: the rows are large, and reading them is what costs."""
-    wanted = select(SignalName.name, SignalName.position).where(SignalName.run_id == run.id, SignalName.name.in_(names))
-    positions: dict[str, int] = dict(session.execute(wanted).all())
-    # SQLite hands the whole packed row over faster than it cuts four values out of it.
-    whole = type_coerce(Point.values.expression, NullType())
-    cut = [value_at(Point.values.expression, p, dialect) for p in positions.values()]
-    columns = [whole] if dialect == "sqlite" else cut
-    query = select(Point.attempt, Point.step, Point.at, *columns).where(*window).order_by(Point.attempt, Point.step)
-    rows = session.connection().execute(query).all() if positions else []
-    if dialect == "sqlite":
-        table = Packed([row[3] for row in rows])
-        read = {name: table.column(position) for name, position in positions.items()}
-    else:
-        read = {name: _present([row[i] for row in rows]) for i, name in enumerate(positions, start=3)}
+class _Shown(msgspec.Struct, gc=False):
+    """A `SeriesPoint` on its way out; what is not finite is spelled."""
+
+    attempt: int
+    step: int
+    at: float | str
+    value: float | str
+    band: list[float | str] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def _read(session: Session, window: Window, names: Sequence[str], most: int, most_steps: int) -> list[dict[str, Any]]:
+    """All signals in one scan of the window: the rows are large, and reading them is what costs.
+
+    Raises `TooLarge` where the window holds more than `most_steps`.
+    """
+    asked = select(SignalName.name, SignalName.position).where(SignalName.run_id == window.run_id)
+    places: dict[str, int] = dict(session.execute(asked.where(SignalName.name.in_(names))).all())
+    read = read_columns(session, window, list(places.values()), most_steps + 1)
+    if len(read) > most_steps:
+        raise TooLarge(f"The window holds more than {most_steps} steps, the most that are read at once.")
+    values = dict(zip(places, read.values, strict=True))
     series = []
     for name in names:
         known = find(name)
-        values, where = read.get(name, NOTHING)
-        kept = [(rows[where[i]], float(values[i])) for i in thin_values(values, most)]
-        points = [{"attempt": row[0], "step": row[1], "at": row[2], "value": value} for row, value in kept]
+        column, where = values.get(name, NOTHING)
+        kept = thin_values(column, most)
+        rows = where[kept]
+        numbers = read.attempt[rows], read.step[rows]
+        figures = _spelled(read.at[rows]), _spelled(column[kept])
+        points = list(map(_Shown, *(n.tolist() for n in numbers), *figures))
         unit = known.unit if known else None
-        series.append({"signal": name, "unit": unit, "stored": len(values), "points": points})
+        series.append({"signal": name, "unit": unit, "stored": len(column), "points": points})
     return series
 
 
-def _present(raw: Sequence[float | None]) -> Column:
-    """The values that are there, and the positions of their rows."""
-    there = np.array([i for i, value in enumerate(raw) if value is not None], dtype=np.intp)
-    return np.array([value for value in raw if value is not None], dtype=np.float64), there
+def _spelled(figures: NDArray[np.float64]) -> list[float | str]:
+    """As JSON shows them; nearly always all are finite."""
+    plain: list[float | str] = figures.tolist()
+    for i in np.flatnonzero(~np.isfinite(figures)).tolist():
+        plain[i] = spell(float(figures[i]))
+    return plain
 
 
-def _add_bands(session: Session, series: Sequence[dict[str, Any]], window: list[Any]) -> None:
+def _add_bands(session: Session, series: Sequence[dict[str, Any]], window: Window) -> None:
     """The baselines of the points that are shown, in chunks: the others' are never read, and no step's twice."""
-    shown: dict[tuple[int, int], list[tuple[str, dict[str, Any]]]] = {}
+    shown: dict[tuple[int, int], list[tuple[str, _Shown]]] = {}
     for one in series:
         for point in one["points"]:
-            point["band"] = None
-            shown.setdefault((point["attempt"], point["step"]), []).append((one["signal"], point))
+            point.band = None
+            shown.setdefault((point.attempt, point.step), []).append((one["signal"], point))
+    asked = select(Point.attempt, Point.step, Point.bands).where(Point.run_id == window.run_id)
     for chunk in batched(sorted({step for _, step in shown}), BANDS_AT_ONCE):
-        query = select(Point.attempt, Point.step, Point.bands).where(*window, Point.step.in_(chunk))
-        for attempt, step, bands in session.connection().execute(query):
+        for attempt, step, bands in session.connection().execute(asked.where(Point.step.in_(chunk))):
             for signal, point in shown.get((attempt, step), ()):
-                point["band"] = bands.get(signal)
+                point.band = bands.get(signal)
 
 
 def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

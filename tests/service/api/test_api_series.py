@@ -6,12 +6,13 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock_service.api.encoding import finite, iso, to_json
-from foreshock_service.api.series import thin
+from foreshock_service.api.series import thin_values
 
 SERIES = "/v1/runs/math/q/series"
 values = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -19,13 +20,12 @@ values = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 @given(st.lists(values, max_size=400), st.integers(5, 60))
 def test_thinning_keeps_ends_order_bound_and_every_extreme(series: list[float], most: int) -> None:
-    rows = list(enumerate(series))
-    kept = thin(rows, most)
+    kept = thin_values(np.array(series, dtype=float), most).tolist()
     assert kept == sorted(set(kept))
     assert len(kept) <= most
-    if not rows:
+    if not series:
         return
-    assert (kept[0], kept[-1]) == (0, len(rows) - 1)
+    assert (kept[0], kept[-1]) == (0, len(series) - 1)
     shown = [series[i] for i in kept]
     numbers = [v for v in series if not math.isnan(v)]
     if numbers:
@@ -36,7 +36,7 @@ def test_thinning_keeps_ends_order_bound_and_every_extreme(series: list[float], 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=100, max_size=300))
 def test_thinning_keeps_each_buckets_extremes(series: list[float]) -> None:
-    kept = set(thin(list(enumerate(series)), 32))
+    kept = set(thin_values(np.array(series), 32).tolist())
     for b in range(10):
         bucket = range(b * len(series) // 10, (b + 1) * len(series) // 10)
         shown = [series[i] for i in bucket if i in kept]

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, text
 
 from foreshock_service.store import leases
+from foreshock_service.store.columns import Window, read_columns
 from foreshock_service.store.engine import DatabaseUrlError, Store, StoreInUseError, normalise_url
 from foreshock_service.store.models import Delivery, FrameRow, Run, SignalName
 from foreshock_service.store.points import Positions
@@ -305,3 +306,43 @@ def test_columns_of_packed_rows_of_different_lengths_leave_out_what_is_missing()
     assert math.isnan(read[2][0][0])
     assert (read[2][0][1:], read[2][1]) == ([math.inf], [0, 3])
     assert read[3] == ([], [])
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_columns_of_a_window_tell_missing_from_not_finite_whatever_the_number_of_signals(
+    store: Store, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.store import columns
+    from foreshock_service.store.models import Point
+
+    monkeypatch.setattr(columns, "ROWS_AT_ONCE", 2)
+
+    run_id, other = new_run(store), new_run(store, "math/other")
+    rows: list[list[float | None]] = [[1.0, None, math.nan, math.inf, 5.0], [2.0], [None, -math.inf, 0.25]]
+    with store.write() as session:
+        session.add_all(
+            Point(run_id=run, attempt=attempt, step=step, at=NOW + step, values=values)
+            for run in (run_id, other)
+            for attempt in (2, 1)
+            for step, values in enumerate(rows, start=7)
+        )
+
+    def shown(window: Window, most: int = 100) -> list[Any]:
+        with store.read() as session:
+            found = read_columns(session, window, [3, 2, 1, 5, 4][:count], most)
+        keys = list(zip(found.attempt.tolist(), found.step.tolist(), found.at.tolist(), strict=True))
+        columns: list[Any] = [["-"] * len(found) for _ in range(count)]
+        for column, (values, where) in zip(columns, found.values, strict=True):
+            for place, value in zip(where.tolist(), values.tolist(), strict=True):
+                column[place] = value
+        return [(*key, *map(repr, row)) for key, row in zip(keys, zip(*columns, strict=True), strict=True)]
+
+    def expected(attempt: int, step: int) -> Any:
+        row = rows[step - 7]
+        wanted = [row[p - 1] if p <= len(row) else None for p in [3, 2, 1, 5, 4][:count]]
+        return (attempt, step, NOW + step, *(repr("-" if v is None else v) for v in wanted))
+
+    assert shown(Window(run_id)) == [expected(a, s) for a in (1, 2) for s in (7, 8, 9)]
+    assert shown(Window(run_id), most=4) == [expected(1, 7), expected(1, 8), expected(1, 9), expected(2, 7)]
+    assert shown(Window(run_id, attempt=2, from_step=8, to_step=8)) == [expected(2, 8)]
+    assert shown(Window(run_id, attempt=3)) == []
