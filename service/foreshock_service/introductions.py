@@ -71,6 +71,7 @@ def ingest_hooks(limits: Limits) -> Hooks:
     """What ingest asks of commands."""
     return Hooks(
         deliver=protocol.deliver,
+        waiting=protocol.waiting,
         register_checkpoint=checkpoints.register,
         attempt_began=protocol.lose_accepted,
         run_finished=protocol.close_run,

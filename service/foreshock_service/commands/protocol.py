@@ -13,7 +13,7 @@ Errors are in `ledger.py` and are raised from here by these names.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, bindparam, or_, select, update
@@ -48,7 +48,7 @@ __all__ = [
     "IN_FLIGHT", "POLICY", "TRANSITIONS", "Attempt", "Busy", "CommandChange", "CommandError", "CommandRow", "Expired",
     "Forbidden", "NotFound", "Refused", "WrongAttempt", "WrongState", "ack", "approve", "as_wire", "cancel",
     "close_run", "deliver", "expire_due", "find", "in_flight", "lose_accepted", "pending", "propose", "record_verdict",
-    "reject",
+    "reject", "waiting",
 ]  # fmt: skip
 
 # Built once: building a statement costs as much as running it.
@@ -64,6 +64,11 @@ _FOR_CONTROLLER = (
     )
     .order_by(CommandRow.created_at)
     .execution_options(populate_existing=True)
+)
+_WAITING = (
+    select(CommandRow.run_id)
+    .where(CommandRow.run_id.in_(bindparam("b_runs", expanding=True)), CommandRow.state.in_(("approved", "delivered")))
+    .distinct()
 )
 _PENDING = (
     select(CommandRow)
@@ -178,6 +183,11 @@ def deliver(session: Session, run_id: int, client_id: str, now: float) -> list[C
                 continue  # cancelled, or expired by the sweep, between the read and the update
         sent.append(as_wire(row, name, now))
     return sent
+
+
+def waiting(session: Session, run_ids: Collection[int]) -> set[int]:
+    """Those of these runs for whose controller `deliver` may have something: one look for many runs."""
+    return set(session.connection().execute(_WAITING, {"b_runs": list(run_ids)}).scalars())
 
 
 def ack(session: Session, command_id: str, answer: Ack, now: float, *, limits: Limits = DEFAULTS) -> CommandChange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
@@ -15,17 +15,22 @@ from foreshock_service.ingest.checks import IngestLimits
 from foreshock_service.ingest.hooks import Hooks
 from foreshock_service.ingest.identities import (
     RunInGroup,
+    Sender,
+    Senders,
     hold_clients,
     hold_runs,
     load_attempts,
     place_item,
+    save_clients,
+    save_runs,
     too_many_runs,
 )
 from foreshock_service.ingest.notices import apply_notice, store_notices
 from foreshock_service.ingest.steps import NON_FINITE, Placed, Seen, store_frames
 from foreshock_service.store import leases
 from foreshock_service.store.flags import Flag
-from foreshock_service.store.models import Client
+
+STEP_BACKWARDS = int(Flag.STEP_BACKWARDS)
 
 
 @dataclass
@@ -44,12 +49,12 @@ class Stored:
 class _Group:
     session: Session
     held: dict[str, RunInGroup]
-    clients: dict[tuple[int, str], Client]
+    clients: Senders
     hooks: Hooks
     limits: IngestLimits
     now: float
     frames: dict[str, list[Placed]] = field(default_factory=lambda: defaultdict(list))
-    notices: list[tuple[int, Client, Envelope, Item]] = field(default_factory=list)
+    notices: list[tuple[int, Sender, Envelope, Item]] = field(default_factory=list)
     repeated: int = 0
 
 
@@ -72,14 +77,15 @@ def store_group(
     load_attempts(session, held, (a.envelope.launch for a in good))
     group = _Group(session, held, clients, hooks, limits, now)
     answers = [_take(group, arrival) for arrival in good]
-    stored = Stored(repeated=group.repeated)
-    for name, placed in group.frames.items():
-        if store_frames(session, held[name], placed, now, limits.watermark_min_s, seen or Seen()):
-            stored.stepped.add(held[name].run.id)
-        stored.frames += len(placed)
+    stored = Stored(repeated=group.repeated, frames=sum(map(len, group.frames.values())))
+    of_runs = [(held[name], placed) for name, placed in group.frames.items()]
+    stored.stepped = store_frames(session, of_runs, now, limits.watermark_min_s, seen or Seen())
     store_notices(session, group.notices)
     session.flush()
-    replies = {id(a): _reply(group, a, answer) for a, answer in zip(good, answers, strict=True)}
+    save_clients(session, clients)
+    save_runs(session, held.values())
+    waited_for = _waited_for(group, good)
+    replies = {id(a): _reply(group, a, answer, waited_for) for a, answer in zip(good, answers, strict=True)}
     stored.replies = [replies.get(id(a)) or too_many_runs(limits) for a in arrivals]
     stored.changed = {entry.run.id for entry in held.values() if entry.changed}
     return stored
@@ -93,39 +99,22 @@ def _take(group: _Group, arrival: Arrival) -> Answer:
     group.repeated += len(envelope.frames) + len(envelope.notices) - len(items)
     answer = Answer()
     client.last_seen_at = max(client.last_seen_at, arrival.received_at)
-    entry.run.last_seen_at = max(entry.run.last_seen_at, arrival.received_at)
+    entry.heard(arrival.received_at)
     client.sdk = envelope.sdk[:64].replace("\x00", "")
     if envelope.losses and envelope.losses != client.losses:
-        client.losses = dict(envelope.losses)
-    if (client.role, client.rank) != (envelope.role, envelope.rank):
-        client.role, client.rank = envelope.role, envelope.rank
+        client.losses, client.lost_more = dict(envelope.losses), True
+    client.role, client.rank = envelope.role, envelope.rank
     if items:
         client.launch = envelope.launch
         client.finished_at = None
-    past = _Past(client)
     for item in items:
-        _place(group, entry, client, past, arrival, item, answer)
-    past.keep()
+        _place(group, entry, client, arrival, item, answer)
     answer.acknowledged = client.last_sequence
     answer.attempt = client.last_attempt or None
     return answer
 
 
-class _Past:
-    """What a client's row says of its past: read once and written once an envelope, for the ORM watches every write."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.sequence, self.attempt, self.step = client.last_sequence, client.last_attempt, client.last_step
-
-    def keep(self) -> None:
-        client = self._client
-        client.last_sequence, client.last_attempt, client.last_step = self.sequence, self.attempt, self.step
-
-
-def _place(
-    group: _Group, entry: RunInGroup, client: Client, past: _Past, arrival: Arrival, item: Item, answer: Answer
-) -> None:
+def _place(group: _Group, entry: RunInGroup, client: Sender, arrival: Arrival, item: Item, answer: Answer) -> None:
     envelope, session = arrival.envelope, group.session
     became_current = place_item(session, entry, envelope.launch, item)
     if envelope.expected_ranks:
@@ -139,24 +128,23 @@ def _place(
         session.flush()
         group.hooks.attempt_began(session, entry.run.id, item.attempt, group.now, completed)
     if isinstance(body, Frame):
-        _mark(past, body, item, answer)
+        _mark(client, body, item, answer)
         group.frames[envelope.run].append(Placed(envelope.client, body, item, arrival.received_at, answer))
         if not item.flags & REPLAYED and item.attempt == entry.run.attempt:
             _alive(entry)
     else:
-        past.keep()
         group.notices.append((entry.run.id, client, envelope, item))
         apply_notice(session, entry, client, envelope, item, group.hooks, group.limits, answer, group.now)
-    past.sequence, past.attempt = body.sequence, item.attempt
+    client.last_sequence, client.last_attempt = body.sequence, item.attempt
 
 
-def _mark(past: _Past, frame: Frame, item: Item, answer: Answer) -> None:
+def _mark(client: Sender, frame: Frame, item: Item, answer: Answer) -> None:
     """Flags what the client's own history and the frame itself can tell."""
-    if past.attempt != item.attempt:
-        past.step = None
-    if past.step is not None and frame.step < past.step:
-        item.flags |= int(Flag.STEP_BACKWARDS)
-    past.step = frame.step
+    if client.last_attempt != item.attempt:
+        client.last_step = None
+    if client.last_step is not None and frame.step < client.last_step:
+        item.flags |= STEP_BACKWARDS
+    client.last_step = frame.step
     if is_non_finite(frame):
         item.flags |= NON_FINITE
     for name in bad_names(frame):
@@ -176,7 +164,13 @@ def _expect(entry: RunInGroup, envelope: Envelope, ordinal: int) -> None:
         attempt.expected_ranks = {**attempt.expected_ranks, **envelope.expected_ranks}
 
 
-def _reply(group: _Group, arrival: Arrival, answer: Answer) -> Reply:
+def _waited_for(group: _Group, arrivals: Sequence[Arrival]) -> Collection[int]:
+    """The runs of controllers for which commands may wait: one look for the whole group."""
+    controlled = {group.held[a.envelope.run].run.id for a in arrivals if a.envelope.controller}
+    return group.hooks.waiting(group.session, sorted(controlled)) if controlled else ()
+
+
+def _reply(group: _Group, arrival: Arrival, answer: Answer, waited_for: Collection[int]) -> Reply:
     envelope, session = arrival.envelope, group.session
     run = group.held[envelope.run].run
     reply = Reply(
@@ -187,6 +181,7 @@ def _reply(group: _Group, arrival: Arrival, answer: Answer) -> Reply:
         warnings=answer.warnings,
     )
     client = group.clients[(run.id, envelope.client)]
-    if envelope.controller and leases.keep_controller(session, run, client, group.now):
+    leads = envelope.controller and leases.keep_controller(session, run, client, group.now)
+    if leads and run.id in waited_for:
         reply.commands = list(group.hooks.deliver(session, run.id, envelope.client, group.now))
     return reply

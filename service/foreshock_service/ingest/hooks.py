@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ def _no_commands(_session: Session, _run_id: int, _client_id: str, _now: float) 
     return ()
 
 
+def _all(_session: Session, run_ids: Collection[int]) -> Collection[int]:
+    return run_ids
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -26,6 +30,8 @@ class Hooks:
 
     deliver: Callable[[Session, int, str, float], Sequence[Command]] = _no_commands
     """(session, run_id, client_id, now): the commands for this controller. `commands.protocol.deliver`."""
+    waiting: Callable[[Session, Collection[int]], Collection[int]] = _all
+    """(session, run ids): those of these runs for which `deliver` may have something. `commands.protocol.waiting`."""
     register_checkpoint: Callable[[Session, Run, int, int, Mapping[str, Any], float], object] = _nothing
     """(session, run, attempt, step, the notice's data {path, scope, reward}, now)."""
     attempt_began: Callable[[Session, int, int, float, str | None], object] = _nothing

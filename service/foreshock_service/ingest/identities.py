@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import bindparam, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm.attributes import set_committed_value
 
 from foreshock.wire import MODES, Envelope
 from foreshock_service.errors import Unavailable
 from foreshock_service.ingest.arrivals import Item
 from foreshock_service.ingest.checks import IngestLimits
+from foreshock_service.store.bulk import update_rows
 from foreshock_service.store.models import Attempt, Audit, Client, EvaluationState, Run
 from foreshock_service.store.upsert import insert_new
 
@@ -20,15 +23,24 @@ _RUNS = (
     select(Run)
     .where(Run.name.in_(bindparam("b_names", expanding=True)))
     .order_by(Run.id)
+    # What only launches look at is read when they do: a host's whole configuration is not parsed a group.
+    .options(*(defer(column) for column in (Run.config, Run.settings, Run.labels, Run.rules, Run.budget)))
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
 )
-_CLIENTS = (
-    select(Client)
-    .where(Client.run_id.in_(bindparam("b_runs", expanding=True)), Client.id.in_(bindparam("b_ids", expanding=True)))
-    .order_by(Client.run_id, Client.id)
-    .with_for_update(key_share=True)
-    .execution_options(populate_existing=True)
+_CLIENTS = select(
+    Client.run_id, Client.id, Client.launch, Client.role, Client.rank, Client.last_sequence, Client.losses, Client.sdk,
+    Client.last_seen_at, Client.last_step, Client.last_attempt, Client.finished_at,
+).where(
+    Client.run_id.in_(bindparam("b_runs", expanding=True)), Client.id.in_(bindparam("b_ids", expanding=True))
+)  # fmt: skip
+_CHANGING = (
+    "launch", "role", "rank", "last_sequence", "sdk", "last_seen_at", "last_step", "last_attempt", "finished_at",
+)  # fmt: skip
+_LOSSES = (
+    update(Client.__table__)  # type: ignore[arg-type]
+    .where(Client.run_id == bindparam("b_run"), Client.id == bindparam("b_id"))
+    .values(losses=bindparam("b_losses"))
 )
 _ATTEMPTS = (
     select(Attempt)
@@ -49,6 +61,11 @@ class RunInGroup:
     by_ordinal: dict[int, Attempt] = field(default_factory=dict)
     changed: bool = False
     """Something that long-polls show has changed."""
+
+    def heard(self, at: float) -> None:
+        """Whoever of the run said something at `at`. `save_runs` writes it, without a flush of the session."""
+        if at > self.run.last_seen_at:
+            set_committed_value(self.run, "last_seen_at", at)
 
 
 def hold_runs(session: Session, names: Iterable[str], now: float, limits: IngestLimits) -> dict[str, RunInGroup]:
@@ -96,15 +113,36 @@ def too_many_runs(limits: IngestLimits) -> Unavailable:
     return Unavailable(f"this service keeps {limits.max_runs} runs at most; delete some", retry_after_s=60)
 
 
-def hold_clients(
-    session: Session, held: dict[str, RunInGroup], envelopes: Iterable[Envelope], now: float
-) -> dict[tuple[int, str], Client]:
-    """The clients by (run id, client id), made where new, locked in that order."""
+@dataclass(slots=True)
+class Sender:
+    """A row of `clients` while its run is held, and what the group changes of it: `save_clients` writes it."""
+
+    run_id: int
+    id: str
+    launch: str
+    role: str
+    rank: int
+    last_sequence: int
+    losses: dict[str, Any]
+    sdk: str
+    last_seen_at: float
+    last_step: int | None
+    last_attempt: int
+    finished_at: float | None
+    lost_more: bool = False
+    """`losses` has changed."""
+
+
+Senders = dict[tuple[int, str], Sender]
+
+
+def hold_clients(session: Session, held: dict[str, RunInGroup], envelopes: Iterable[Envelope], now: float) -> Senders:
+    """The clients by (run id, client id), made where new. Their runs' locks keep every other writer away."""
     firsts: dict[tuple[int, str], Envelope] = {}
     for envelope in envelopes:
         firsts.setdefault((held[envelope.run].run.id, envelope.client), envelope)
     keys = sorted(firsts)
-    found = _lock_clients(session, keys)
+    found = _find_clients(session, keys)
     rows = [
         {
             "run_id": key[0],
@@ -124,14 +162,31 @@ def hold_clients(
     ]
     if rows:
         insert_new(session, Client, rows)
-        found = _lock_clients(session, keys)
+        found = _find_clients(session, keys)
     return found
 
 
-def _lock_clients(session: Session, keys: list[tuple[int, str]]) -> dict[tuple[int, str], Client]:
-    runs, ids = {k[0] for k in keys}, {k[1] for k in keys}
-    rows = session.scalars(_CLIENTS, {"b_runs": list(runs), "b_ids": list(ids)})
-    return {(row.run_id, row.id): row for row in rows}
+def _find_clients(session: Session, keys: list[tuple[int, str]]) -> Senders:
+    which = {"b_runs": list({k[0] for k in keys}), "b_ids": list({k[1] for k in keys})}
+    rows = session.connection().execute(_CLIENTS, which)
+    return {(row[0], row[1]): Sender(*row) for row in rows}
+
+
+def save_clients(session: Session, clients: Senders) -> None:
+    """Writes every client of the group, in one statement where none has lost anything more."""
+    rows = [
+        {"run_id": c.run_id, "id": c.id, **{name: getattr(c, name) for name in _CHANGING}} for c in clients.values()
+    ]
+    update_rows(session, Client, ("run_id", "id"), _CHANGING, rows)
+    losses = [{"b_run": c.run_id, "b_id": c.id, "b_losses": c.losses} for c in clients.values() if c.lost_more]
+    if losses:
+        session.connection().execute(_LOSSES, losses)
+
+
+def save_runs(session: Session, held: Iterable[RunInGroup]) -> None:
+    """Writes when the runs were last heard of; what else changed of them the session knows."""
+    rows = [{"id": entry.run.id, "last_seen_at": entry.run.last_seen_at} for entry in held]
+    update_rows(session, Run, ("id",), ("last_seen_at",), rows)
 
 
 def load_attempts(session: Session, held: dict[str, RunInGroup], launches: Iterable[str]) -> None:

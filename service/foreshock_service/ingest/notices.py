@@ -14,9 +14,9 @@ from foreshock.wire import Notice as WireNotice
 from foreshock_service.ingest.arrivals import Answer, Item
 from foreshock_service.ingest.checks import BIGINT, IngestLimits
 from foreshock_service.ingest.hooks import Hooks
-from foreshock_service.ingest.identities import RunInGroup, set_mode
+from foreshock_service.ingest.identities import RunInGroup, Sender, set_mode
 from foreshock_service.store.flags import Flag
-from foreshock_service.store.models import Client, Notice
+from foreshock_service.store.models import Notice
 
 _PATHS_ONLY = frozenset({"checkpoint", "weights", "flush", "attempt"})
 """No configuration in them, and many: they are stored as they came."""
@@ -26,7 +26,7 @@ ENDED_WELL = frozenset({"completed", "finished", "done", "ok", "stopped"})
 def apply_notice(
     session: Session,
     entry: RunInGroup,
-    client: Client,
+    client: Sender,
     envelope: Envelope,
     item: Item,
     hooks: Hooks,
@@ -102,7 +102,7 @@ def _checkpoint(
 def _finished(
     session: Session,
     entry: RunInGroup,
-    client: Client,
+    client: Sender,
     envelope: Envelope,
     data: dict[str, Any],
     hooks: Hooks,
@@ -120,7 +120,7 @@ def _finished(
     hooks.run_finished(session, run.id, now, f"the run ended: {status[:64]}")
 
 
-def store_notices(session: Session, found: Sequence[tuple[int, Client, Envelope, Item]]) -> None:
+def store_notices(session: Session, found: Sequence[tuple[int, Sender, Envelope, Item]]) -> None:
     """Inserts the notices of a group, in their order, with one statement."""
     rows = []
     for run_id, client, envelope, item in found:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import bindparam, select, text, update
@@ -14,7 +14,7 @@ from foreshock.wire import Frame
 from foreshock_service.ingest.arrivals import Answer, Item, encode_frame
 from foreshock_service.ingest.identities import RunInGroup
 from foreshock_service.store import completeness
-from foreshock_service.store.bulk import insert_rows
+from foreshock_service.store.bulk import insert_rows, update_rows
 from foreshock_service.store.flags import SENTENCES, Flag
 from foreshock_service.store.models import FrameRow, Step
 
@@ -41,23 +41,24 @@ _HURRY = (
     )
     .values(due_at=bindparam("b_now"))
 )
-_UPDATE = (
-    update(Step.__table__)  # type: ignore[arg-type]
-    .where(Step.run_id == bindparam("b_run"), Step.attempt == bindparam("b_attempt"), Step.step == bindparam("b_step"))
-    .values(
-        reported=bindparam("b_reported"),
-        expected=bindparam("b_expected"),
-        flags=bindparam("b_flags"),
-        due_at=bindparam("b_due"),
-    )
+_STEPS_OF_MANY = text(
+    "SELECT steps.run_id, steps.attempt, steps.step, steps.first_at, steps.event_at, steps.due_at, steps.flags,"
+    " steps.reported, steps.evaluated_at"
+    " FROM unnest(CAST(:runs AS bigint[]), CAST(:attempts AS int[]), CAST(:steps AS bigint[]))"
+    " AS wanted (run_id, attempt, step)"
+    " CROSS JOIN LATERAL (SELECT * FROM steps WHERE steps.run_id = wanted.run_id AND steps.attempt = wanted.attempt"
+    " AND steps.step = wanted.step LIMIT 1) AS steps"
 )
-_UPDATE_MANY = text(
-    "UPDATE steps SET reported = new.reported, expected = new.expected, flags = new.flags, due_at = new.due_at"
-    " FROM unnest(CAST(:step AS bigint[]), CAST(:reported AS int[]), CAST(:expected AS int[]), CAST(:flags AS int[]),"
-    " CAST(:due_at AS float8[])) AS new (step, reported, expected, flags, due_at)"
-    " WHERE steps.run_id = :run_id AND steps.attempt = :attempt AND steps.step = new.step"
+"""PostgreSQL's: one statement for the steps of all runs, by their key whatever the planner thinks of the table."""
+_HURRY_MANY = text(
+    "UPDATE steps SET due_at = :now"
+    " FROM unnest(CAST(:runs AS bigint[]), CAST(:attempts AS int[]), CAST(:newest AS bigint[]))"
+    " AS told (run_id, attempt, newest)"
+    " WHERE steps.run_id = told.run_id AND steps.attempt = told.attempt AND steps.step < told.newest"
+    " AND steps.evaluated_at IS NULL AND steps.due_at > :now"
 )
-"""PostgreSQL's: one statement for all steps."""
+_KEY = ("run_id", "attempt", "step")
+_CHANGING = ("reported", "expected", "flags", "due_at")
 
 
 class Seen:
@@ -104,65 +105,96 @@ class Placed:
     answer: Answer
 
 
+@dataclass(slots=True)
+class _Part:
+    """The frames of one attempt of one run, and the rows of their steps."""
+
+    entry: RunInGroup
+    attempt: int
+    frames: list[Placed]
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    """Steps whose rows are still to be written."""
+    newest: int = -1
+    """The newest step that need not be waited for."""
+
+    @property
+    def run_id(self) -> int:
+        return self.entry.run.id
+
+
 def store_frames(
-    session: Session, entry: RunInGroup, frames: Sequence[Placed], now: float, watermark_min_s: float, seen: Seen
-) -> bool:
-    """Stores a run's frames of one group; True where a step may now be due. The run's row is held by the caller."""
-    by_attempt: dict[int, list[Placed]] = defaultdict(list)
-    for placed in frames:
-        by_attempt[placed.item.attempt].append(placed)
-    due = False
-    for attempt, some in by_attempt.items():
-        due |= _store_attempt(session, entry, attempt, some, now, watermark_min_s, seen)
-    return due
-
-
-def _store_attempt(
     session: Session,
-    entry: RunInGroup,
-    attempt: int,
-    frames: list[Placed],
+    of_runs: Sequence[tuple[RunInGroup, Sequence[Placed]]],
     now: float,
     watermark_min_s: float,
     memory: Seen,
-) -> bool:
-    run_id = entry.run.id
-    steps = sorted({placed.frame.step for placed in frames})
-    watermark_s = max(watermark_min_s, (entry.run.median_step_s or 0.0) / 2)
-    rows, fresh = _step_rows(session, run_id, attempt, frames, steps, now + watermark_s)
-    declared = entry.by_ordinal[attempt].expected_ranks
-    seen = _seen(session, memory, run_id, attempt, rows, known=bool(declared))
-    flags: dict[int, int] = defaultdict(int)
-    for placed in frames:
-        _flag(placed, seen, late=rows[placed.frame.step]["evaluated_at"] is not None)
-        flags[placed.frame.step] |= placed.item.flags
-    memory.keep(run_id, attempt, seen)
-    due, newest = _renew(rows, seen, flags, declared, now)
-    insert_rows(session, Step, [rows[step] for step in fresh])
-    _update_steps(session, run_id, attempt, [row for step, row in rows.items() if step not in fresh])
-    insert_rows(session, FrameRow, [_frame_row(run_id, placed) for placed in frames])
-    if newest > 0:
-        # Steps are evaluated in order, so those before must not be waited for. Where the step is complete nothing is
-        # lost by it: each client sends in order, and whoever reported this step will report no earlier one.
-        which = {"b_run": run_id, "b_attempt": attempt, "b_newest": newest, "b_now": now}
-        session.connection().execute(_HURRY, which)
+) -> set[int]:
+    """Stores a group's frames, by run; returns the runs of which a step may now be due.
+
+    The runs' rows are held by the caller. The number of statements does not depend on the number of runs, on SQLite
+    but for reads, which cost little there.
+    """
+    by_attempt: dict[tuple[int, int], _Part] = {}
+    for entry, frames in of_runs:
+        for placed in frames:
+            key = (entry.run.id, placed.item.attempt)
+            if key not in by_attempt:
+                by_attempt[key] = _Part(entry, placed.item.attempt, [])
+            by_attempt[key].frames.append(placed)
+    parts = list(by_attempt.values())
+    _find_steps(session, parts)
+    due = {part.run_id for part in parts if _bring_up(session, part, now, watermark_min_s, memory)}
+    insert_rows(session, Step, [part.rows[step] for part in parts for step in part.fresh])
+    old = [row for part in parts for step, row in part.rows.items() if step not in part.fresh]
+    update_rows(session, Step, _KEY, _CHANGING, old)
+    insert_rows(session, FrameRow, [_frame_row(part.run_id, placed) for part in parts for placed in part.frames])
+    _hurry(session, [part for part in parts if part.newest > 0], now)
     return due
 
 
-def _step_rows(
-    session: Session, run_id: int, attempt: int, frames: list[Placed], steps: list[int], due_at: float
-) -> tuple[dict[int, dict[str, Any]], set[int]]:
-    """The steps' rows by step, and which of them are new and still to be written. The run's lock keeps others away."""
-    which = {"b_run": run_id, "b_attempt": attempt, "b_steps": steps}
-    rows = {row.step: dict(row._mapping) for row in session.connection().execute(_STEPS, which)}
-    fresh = set()
-    for placed in frames:
+def _find_steps(session: Session, parts: Sequence[_Part]) -> None:
+    """Fills in the rows of the parts' steps that are there. The runs' locks keep others away."""
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        by_key = {(part.run_id, part.attempt): part for part in parts}
+        keys = [(*key, step) for key, part in by_key.items() for step in {placed.frame.step for placed in part.frames}]
+        runs, attempts, steps = zip(*keys, strict=True) if keys else ((), (), ())
+        which = {"runs": list(runs), "attempts": list(attempts), "steps": list(steps)}
+        for row in connection.execute(_STEPS_OF_MANY, which):
+            by_key[(row[0], row[1])].rows[row[2]] = dict(row._mapping)
+        return
+    for part in parts:
+        wanted = sorted({placed.frame.step for placed in part.frames})
+        asked = {"b_run": part.run_id, "b_attempt": part.attempt, "b_steps": wanted}
+        key = {"run_id": part.run_id, "attempt": part.attempt}
+        part.rows = {row.step: {**key, **row._mapping} for row in connection.execute(_STEPS, asked)}
+
+
+def _bring_up(session: Session, part: _Part, now: float, watermark_min_s: float, memory: Seen) -> bool:
+    """The part's rows as its frames leave them, the frames flagged; True where a step may now be due."""
+    watermark_s = max(watermark_min_s, (part.entry.run.median_step_s or 0.0) / 2)
+    _add_fresh(part, now + watermark_s)
+    declared = part.entry.by_ordinal[part.attempt].expected_ranks
+    seen = _seen(session, memory, part.run_id, part.attempt, part.rows, known=bool(declared))
+    flags: dict[int, int] = defaultdict(int)
+    for placed in part.frames:
+        _flag(placed, seen, late=part.rows[placed.frame.step]["evaluated_at"] is not None)
+        flags[placed.frame.step] |= placed.item.flags
+    memory.keep(part.run_id, part.attempt, seen)
+    due, part.newest = _renew(part.rows, seen, flags, declared, now)
+    return due
+
+
+def _add_fresh(part: _Part, due_at: float) -> None:
+    """Rows for the steps that have none yet."""
+    for placed in part.frames:
         step = placed.frame.step
-        if step not in rows:
-            fresh.add(step)
-            rows[step] = {
-                "run_id": run_id,
-                "attempt": attempt,
+        if step not in part.rows:
+            part.fresh.add(step)
+            part.rows[step] = {
+                "run_id": part.run_id,
+                "attempt": part.attempt,
                 "step": step,
                 "first_at": placed.received_at,
                 "event_at": placed.item.event_at,
@@ -172,7 +204,25 @@ def _step_rows(
                 "flags": 0,
                 "evaluated_at": None,
             }
-    return rows, fresh
+
+
+def _hurry(session: Session, parts: Sequence[_Part], now: float) -> None:
+    """Makes due what lies before a step that need not be waited for: steps are evaluated in order.
+
+    Where that step is complete nothing is lost by it: each client sends in order, and whoever reported it will report
+    no earlier one.
+    """
+    if not parts:
+        return
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        told = [(part.run_id, part.attempt, part.newest) for part in parts]
+        runs, attempts, newest = map(list, zip(*told, strict=True))
+        connection.execute(_HURRY_MANY, {"runs": runs, "attempts": attempts, "newest": newest, "now": now})
+        return
+    for part in parts:
+        which = {"b_run": part.run_id, "b_attempt": part.attempt, "b_newest": part.newest, "b_now": now}
+        connection.execute(_HURRY, which)
 
 
 def _seen(
@@ -247,19 +297,3 @@ def _renew(
         due |= urgent and row["evaluated_at"] is None
         newest = max(newest, step) if urgent else newest
     return due, newest
-
-
-def _update_steps(session: Session, run_id: int, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    connection = session.connection()
-    names = ("step", "reported", "expected", "flags", "due_at")
-    if connection.dialect.name == "postgresql":
-        columns = {name: [row[name] for row in rows] for name in names}
-        connection.execute(_UPDATE_MANY, {"run_id": run_id, "attempt": attempt, **columns})
-        return
-    changes: Iterable[dict[str, Any]] = (
-        {"b_run": run_id, "b_attempt": attempt, "b_due": row["due_at"], **{f"b_{n}": row[n] for n in names[:-1]}}
-        for row in rows
-    )
-    connection.execute(_UPDATE, list(changes))

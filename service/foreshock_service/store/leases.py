@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from typing import Protocol
 
 from sqlalchemy import CursorResult, case, or_, select, update
 from sqlalchemy.orm import Session
@@ -84,8 +85,19 @@ def hold_controller(session: Session, run_id: int, client_id: str, now: float) -
     return changed.rowcount == 1
 
 
-def keep_controller(session: Session, run: Run, client: Client, now: float) -> bool:
-    """`hold_controller` for rows that this transaction holds: free of charge while the lease has long to go."""
+class Controller(Protocol):
+    """What a controller's lease depends on, of a client's row."""
+
+    id: str
+    last_attempt: int
+    finished_at: float | None
+
+
+def keep_controller(session: Session, run: Run, client: Controller, now: float) -> bool:
+    """`hold_controller` for a run and a client that this transaction holds and has written.
+
+    Free of charge while the lease has long to go.
+    """
     sure = run.controller_client == client.id and (run.controller_until or 0.0) - now > CONTROLLER_S / 2
     if sure and client.last_attempt >= run.attempt and client.finished_at is None:
         return True
