@@ -12,6 +12,8 @@ from foreshock_service.rules.interface import Edge, StepView
 
 FLOOR = 0.1
 """An edge below this share of another is at its floor beside it."""
+POLICY_SHARE = 0.1
+"""A policy edge below this share of the mismatch cannot be what raised it."""
 CLEAR = 0.5
 """The difference must be at least this share of policy.kl_k2 to name a pass."""
 
@@ -40,3 +42,22 @@ def odd_pass(seen: StepView) -> tuple[Edge, float | None]:
     if share <= -CLEAR:
         return "scoring_pass", share
     return "undecided", share
+
+
+def engine_edge(seen: StepView) -> Edge:
+    """`engine` where the trainer's passes differ far less than the engine does, else what the three edges say.
+
+    Without a policy edge (not observed, or old log-probs that are the detached current ones) nothing is decided.
+    `policy` and `mismatch_current` are of the same tokens and compare best; `mismatch` may be of more.
+    """
+    values = seen.values
+    policy = values.get("policy.kl_k2")
+    current = values.get("mismatch_current.kl_k2", values.get("mismatch_current.kl_k3"))
+    mismatch = values.get("mismatch.kl_k2", values.get("mismatch.kl_k3"))
+    if policy is None or mismatch is None:
+        return "undecided"
+    if current is None:
+        return "engine" if policy <= POLICY_SHARE**2 * mismatch else "undecided"
+    if current <= POLICY_SHARE * mismatch:
+        return "scoring_pass"
+    return "engine" if policy <= POLICY_SHARE * current else odd_pass(seen)[0]

@@ -24,16 +24,16 @@ from foreshock_service.rules.baseline import (
     large,
     out_of_range,
 )
+from foreshock_service.rules.bulk import NONE, ONE_SIDED_MOST, TRUNCATED, Bulk, Moved, fold_bulk, one_sided
 from foreshock_service.rules.creep import creeping, crept
-from foreshock_service.rules.edges import odd_pass
+from foreshock_service.rules.edges import engine_edge
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
+from foreshock_service.rules.lags import LAGS, folded_lags, mixed
 from foreshock_service.rules.presets import Presets, preset_for
 from foreshock_service.rules.warm_up import WarmUp, fold_warm_up
 
 PRIMARY = "mismatch.kl_k3"
 SECONDARY = "mismatch.kl_k2"
-LAGS = tuple(f"mismatch@lag{n}.kl_k3" for n in range(4))
-"""Lags with a baseline of their own; older tokens count in the merged figure only."""
 CURRENT = "mismatch_current.kl_k3"
 """Where the scoring pass is skipped and only the training pass is compared with the engine."""
 FALLBACKS: Final[Mapping[str, Callable[[float], float]]] = {
@@ -48,9 +48,10 @@ POLICY = "policy.kl_k2"
 PEARSON = "mismatch.logp_pearson"
 UNRELATED = 0.3
 """Correlation of the two sides below which they are not log-probs of the same tokens."""
+BULK, SURPRISE = "mismatch.abs_q50", "mismatch.b_mean"
+BULK_SHARE = 0.1
+"""Share of `negligible` that is enough where the bulk of the tokens has moved as well."""
 LOG_FLOOR = 1e-9
-POLICY_SHARE = 0.1
-"""A policy edge below this share of the mismatch cannot be what raised it."""
 
 
 class Config(BaselineConfig):
@@ -68,6 +69,9 @@ class Config(BaselineConfig):
         description="mismatch.kl_k3 (nats) above which a run that was never lower warns, by dtype.",
     )
     preset_steps: int = Field(3, ge=1, description="Consecutive steps above the preset before it warns.")
+    bulk_ratio: float = Field(
+        4.0, gt=1, description="Rise of the median token's |difference| at which one step warns, if also large_z."
+    )
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +89,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     """Baselines by version lag, where tokens are split by it: index n is lag n."""
     fallback: int = len(FALLBACKS)
     """Which of FALLBACKS `mean` is of: others are not mixed with it."""
+    bulk: Bulk = NONE
 
 
 class RolloutMismatch:
@@ -94,7 +99,9 @@ class RolloutMismatch:
     title = "Trainer and rollout engine disagree"
     config: type[RuleConfig] = Config
     state: type[State] = State
-    reads: tuple[str, ...] = (PRIMARY, CURRENT, *FALLBACKS, POLICY, PEARSON, SECONDARY, "mismatch_current.kl_k2", *LAGS)
+    reads: tuple[str, ...] = (
+        PRIMARY, CURRENT, *FALLBACKS, POLICY, PEARSON, SECONDARY, "mismatch_current.kl_k2", BULK, SURPRISE, *LAGS,
+    )  # fmt: skip
     wants_ticks = False
 
     def step(self, state: State, seen: Observation, config: Config, now: float) -> tuple[State, Verdict]:
@@ -117,14 +124,17 @@ class RolloutMismatch:
             worst, worst_reading = fold_log(worst, worst_value, seen, config, floor=LOG_FLOOR, learn=learn)
         preset = preset_for(config.presets, seen.settings)
         above = state.above_preset + 1 if value > preset else 0
-        lags, by_lag = _folded_lags(state.lags, seen, config, learn)
-        after = State(merged, worst, state.mean, above, warm, False, lags, state.fallback)
+        lags, by_lag = folded_lags(state.lags, seen, config, learn)
+        bulk, moved = state.bulk, None
+        if (median := seen.values.get(BULK)) is not None:
+            bulk, moved = fold_bulk(bulk, median, -seen.values.get(SURPRISE, 0.0), seen, config, learn=learn)
+        after = State(merged, worst, state.mean, above, warm, False, lags, state.fallback, bulk)
         for lag, at_lag in by_lag:
             if at_lag.value >= config.negligible and out_of_range(at_lag, config):
                 return replace(after, ill=True), _verdict(seen, LAGS[lag], at_lag, None, config)
         if value >= config.negligible and out_of_range(reading, config):
             if by_lag and all(at_lag.calibrated for _, at_lag in by_lag):
-                return replace(after, ill=True), _mixed(reading, seen)
+                return replace(after, ill=True), mixed(reading, seen)
             return replace(after, ill=True), _verdict(seen, signal, reading, None, config)
         if (
             worst_reading is not None
@@ -132,8 +142,16 @@ class RolloutMismatch:
             and out_of_range(worst_reading, config)
         ):
             return replace(after, ill=True), _verdict(seen, PRIMARY, worst_reading, rank, config)
+        if (
+            moved is not None
+            and moved.z >= config.large_z
+            and moved.excess >= math.log(config.bulk_ratio)
+            and (value >= BULK_SHARE * config.negligible or one_sided(seen))
+            and not by_lag
+        ):
+            return replace(after, ill=True), _bulk_verdict(seen, moved)
         if value >= config.negligible and crept(reading, config.creep_ratio):
-            edge = _edge(seen)
+            edge = engine_edge(seen)
             if edge != "scoring_pass":
                 return replace(after, ill=True), creeping(signal, reading, edge)
         if above >= config.preset_steps and not (reading.calibrated and reading.centre < preset):
@@ -142,7 +160,7 @@ class RolloutMismatch:
                 "trainer and engine may have differed from the first step."
             )
             evidence = Evidence(signal=PRIMARY, value=value, bound=preset, sentence="Above the preset of its dtype.")
-            return after, Verdict(firing=True, message=message, evidence=(evidence,), edge=_edge(seen))
+            return after, Verdict(firing=True, message=message, evidence=(evidence,), edge=engine_edge(seen))
         return after, QUIET
 
     def _by_mean(
@@ -157,7 +175,7 @@ class RolloutMismatch:
         before = state.mean if place == state.fallback else FRESH
         size = FALLBACKS[signal](seen.values[signal])
         mean, reading = fold_log(before, size, seen, config, floor=LOG_FLOOR, learn=learn)
-        after = State(state.merged, state.worst, mean, 0, warm, False, state.lags, place)
+        after = State(state.merged, state.worst, mean, 0, warm, False, state.lags, place, state.bulk)
         if reading is not None and reading.value >= config.negligible and out_of_range(reading, config):
             return replace(after, ill=True), _verdict(seen, signal, reading, None, config)
         return after, QUIET
@@ -168,52 +186,29 @@ class RolloutMismatch:
         return {PRIMARY: band} if band else {}
 
 
-def _folded_lags(
-    tracks: tuple[Track, ...], seen: StepView, config: Config, learn: bool
-) -> tuple[tuple[Track, ...], list[tuple[int, Reading]]]:
-    """Folds the lags that this step has, each against its own baseline."""
-    present = [(lag, seen.values[name]) for lag, name in enumerate(LAGS) if name in seen.values]
-    if not present:
-        return tracks, []
-    folded = list(tracks) + [FRESH] * (len(LAGS) - len(tracks))
-    readings = []
-    for lag, value in present:
-        folded[lag], reading = fold_log(folded[lag], value, seen, config, floor=LOG_FLOOR, learn=learn)
-        if reading is not None:
-            readings.append((lag, reading))
-    return tuple(folded), readings
-
-
-def _mixed(reading: Reading, seen: StepView) -> Verdict:
-    """Every lag is in its own range and the whole is not: the mix of lags has changed, not the engine."""
-    message = (
-        f"{PRIMARY} is {reading.value:.2g} after {reading.centre:.2g}, and every version lag is in its own range: "
-    )
-    message += "more tokens come from older weights."
-    evidence = [Evidence(signal=PRIMARY, value=reading.value, expected=reading.centre, sentence=message)]
-    if "staleness.mean" in seen.values:
-        sentence = "Versions between sampling and training."
-        evidence.append(Evidence(signal="staleness.mean", value=seen.values["staleness.mean"], sentence=sentence))
-    return Verdict(firing=True, onset_step=reading.onset, message=message, evidence=evidence)
-
-
-def _edge(seen: StepView) -> Edge:
-    """`engine` where the trainer's passes differ far less than the engine does, else what the three edges say.
-
-    Without a policy edge (not observed, or old log-probs that are the detached current ones) nothing is decided.
-    `policy` and `mismatch_current` are of the same tokens and compare best; `mismatch` may be of more.
-    """
-    values = seen.values
-    policy = values.get(POLICY)
-    current = values.get("mismatch_current.kl_k2", values.get("mismatch_current.kl_k3"))
-    mismatch = values.get("mismatch.kl_k2", values.get(PRIMARY))
-    if policy is None or mismatch is None:
-        return "undecided"
-    if current is None:
-        return "engine" if policy <= POLICY_SHARE**2 * mismatch else "undecided"
-    if current <= POLICY_SHARE * mismatch:
-        return "scoring_pass"
-    return "engine" if policy <= POLICY_SHARE * current else odd_pass(seen)[0]
+def _bulk_verdict(seen: StepView, moved: Moved) -> Verdict:
+    """A warning: the bulk of the tokens has moved, though no mean is out of its range yet."""
+    edge = engine_edge(seen)
+    if edge == "scoring_pass":
+        return UNKNOWN
+    figures = f"{moved.value:.2g} nats, {moved.value / moved.usual:.3g} times this run's {moved.usual:.2g}"
+    message = f"The median token's difference is {figures}. "
+    evidence = [
+        Evidence(
+            signal=BULK,
+            value=moved.value,
+            expected=moved.usual,
+            sentence=f"{moved.z:.1f} sigma out of its range: not a few tokens, the bulk of them.",
+        )
+    ]
+    if one_sided(seen):
+        message += TRUNCATED
+        k1 = seen.values["mismatch.kl_k1"]
+        sentence = "As large as the mean |difference|: one-sided."
+        evidence.append(Evidence(signal="mismatch.kl_k1", value=k1, sentence=sentence))
+    else:
+        message += _WHERE[edge]
+    return Verdict(firing=True, onset_step=seen.step, message=message, evidence=evidence, edge=edge)
 
 
 _WHERE: dict[Edge, str] = {
@@ -224,7 +219,7 @@ _WHERE: dict[Edge, str] = {
 
 
 def _verdict(seen: StepView, signal: str, reading: Reading, rank: int | None, config: Config) -> Verdict:
-    edge = _edge(seen)
+    edge = engine_edge(seen)
     if edge == "scoring_pass":
         # Old log-probs are the odd ones out and carry this edge up with them; onpolicy_disagreement speaks of it.
         return UNKNOWN
@@ -258,6 +253,9 @@ def _verdict(seen: StepView, signal: str, reading: Reading, rank: int | None, co
     serious = reading.calibrated and (
         large(reading, config) or reading.smooth >= 2.0 or edge == "engine" or pearson < UNRELATED
     )
+    if one_sided(seen) and abs(seen.values["mismatch.kl_k1"]) < ONE_SIDED_MOST:
+        message += f" {TRUNCATED}"
+        serious = False
     return Verdict(
         firing=True,
         severity="critical" if serious else "warning",

@@ -63,6 +63,38 @@ def test_length_collapse_is_silent_about_brevity_that_costs_nothing_and_where_no
     assert opened(healthy(300), "length_collapse") == []
 
 
+def cut(limit: float, sequences: float | None = 128, start: int = 30, segment: int = 0) -> list[StepView]:
+    source, views = random.Random(4), []
+    for step in range(60):
+        late = step >= start
+        longest = limit if late else 900 + source.gauss(0, 60)
+        values = {"length.mean": 0.97 * limit if late else 500 + source.gauss(0, 15), "length.max": longest}
+        values["reward.mean"] = 0.5 + source.gauss(0, 0.02)
+        if sequences is not None:
+            values["mismatch.sequences"] = sequences
+        views.append(view(step, values, segment=segment if late else 0))
+    return views
+
+
+def test_length_collapse_is_found_at_once_where_the_longest_response_is_below_the_former_mean() -> None:
+    (incident,) = opened(cut(400), "length_collapse")
+    assert (incident.opened, incident.severity) == (30, "warning")
+    assert "ends them early" in incident.first.message
+
+
+def test_a_cut_of_few_or_unknown_responses_must_stay_at_its_limit() -> None:
+    assert opened(cut(400, None), "length_collapse")[0].opened == 32
+    assert opened(cut(400, 8), "length_collapse")[0].opened == 32
+    source = random.Random(5)
+    short = [v if v.step < 30 else view(v.step, {**v.values, "length.max": 380 + source.random()}) for v in cut(400, 8)]
+    assert opened(short, "length_collapse") == []
+
+
+def test_a_limit_above_the_former_mean_or_set_on_purpose_is_no_cut() -> None:
+    assert opened(cut(700), "length_collapse") == []
+    assert opened(cut(400, segment=1), "length_collapse") == []
+
+
 def test_truncation_surge_warns_then_is_critical() -> None:
     views = [view(i, {"length.truncated": 0.02 if i < 30 else min(1.0, 0.1 * (i - 29))}) for i in range(60)]
     (incident,) = opened(views, "truncation_surge")

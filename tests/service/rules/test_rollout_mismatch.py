@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from foreshock_service.rules.interface import StepView
-from tests.service.rules.streams import changed, healthy, incidents, opened, view
+from tests.service.rules.streams import changed, healthy, incidents, noise, opened, view
 
 RULE = "rollout_mismatch"
 
@@ -159,3 +159,52 @@ def test_stand_ins_of_different_units_are_not_mixed() -> None:
         for v in healthy(80)
     ]
     assert opened(views, RULE) == []
+
+
+def bulky(start: int, jump: float, k3: float = 3e-4, steps: int = 60, **values: float) -> list[StepView]:
+    """A policy that sharpens, so that the median difference falls, and from `start` on is `jump` times what it was."""
+    level = noise(5, 0.15)
+    views = []
+    for seen in healthy(steps):
+        median = 6e-4 * math.exp(-seen.step / 12) * next(level)
+        said = {"mismatch.abs_q50": median, "mismatch.b_mean": -0.4, "mismatch.abs_mean": 20 * median}
+        if seen.step >= start:
+            said |= {"mismatch.abs_q50": jump * median, "mismatch.kl_k3": k3, "mismatch.kl_k2": k3, **values}
+        views.append(view(seen.step, {**seen.values, **said}))
+    return views
+
+
+def test_the_median_token_tells_of_the_engine_at_once_where_no_mean_has_left_its_range() -> None:
+    (incident,) = opened(bulky(30, 8.0, 5e-4), RULE)
+    assert (incident.opened, incident.severity, incident.first.edge) == (30, "warning", "engine")
+    assert incident.first.evidence[0].signal == "mismatch.abs_q50"
+
+
+def test_a_median_that_falls_as_the_policy_sharpens_or_wavers_is_healthy() -> None:
+    for seed in range(5):
+        source = noise(seed, 0.25)
+        calm = bulky(999, 1.0, steps=300)
+        medians = [v.values["mismatch.abs_q50"] * next(source) for v in calm]
+        views = [view(v.step, {**v.values, "mismatch.abs_q50": x}) for v, x in zip(calm, medians, strict=True)]
+        assert opened(views, RULE) == []
+
+
+def test_a_median_that_rises_as_surprise_explains_is_healthy_and_one_below_what_matters_too() -> None:
+    assert opened(bulky(30, 8.0, 5e-4, **{"mismatch.b_mean": -1.2}), RULE) == []
+    assert opened(bulky(30, 8.0, 5e-5), RULE) == []
+
+
+def test_a_new_level_of_the_median_after_a_change_of_settings_is_learned() -> None:
+    views = [view(v.step, v.values, segment=int(v.step >= 30)) for v in bulky(30, 8.0, 5e-4)]
+    assert opened(views, RULE) == []
+
+
+def test_a_truncated_sampler_is_named_and_warned_of_though_its_kl_is_negligible() -> None:
+    shift = {"mismatch.abs_mean": 0.014, "mismatch.kl_k1": 0.0138}
+    (incident,) = opened(bulky(30, 40.0, 1e-4, **shift), RULE)
+    assert (incident.opened, incident.severity) == (30, "warning")
+    assert "top-k" in incident.first.message
+    # A few tokens of much probability push the KL out of its range: still nothing that rolls back.
+    far = {"mismatch.abs_mean": 0.031, "mismatch.kl_k1": 0.03, "mismatch_current.kl_k2": 6e-3}
+    (incident,) = opened(bulky(30, 40.0, 6e-3, **far), RULE)
+    assert incident.severity == "warning"
