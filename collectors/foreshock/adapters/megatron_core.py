@@ -174,7 +174,7 @@ class MegatronAdapter:
             if not torch.is_grad_enabled():
                 return loss_func(output, *args, **kwargs)
             scored = output.shape == labels.shape
-            current = -output.detach() if scored else self._computed(output, labels, temperature)
+            current = -output.detach() if scored else self._computed(output, labels, mask, temperature)
             heard: list[torch.Tensor] = []
             with contextlib.nullcontext() if scored or self._hears is False else self._listening(heard):
                 result = loss_func(output, *args, **kwargs)
@@ -189,11 +189,15 @@ class MegatronAdapter:
 
         return observed
 
-    def _computed(self, logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor | None:
+    def _computed(
+        self, logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, temperature: float
+    ) -> torch.Tensor | None:
         """Before the closure runs, for it may overwrite the logits; None where its own cross entropy is heard."""
         if self._hears:
             return None
-        return parallel.log_probs(logits, labels, temperature=temperature, tensor=self.tensor, guard=self.guard)
+        return parallel.log_probs(
+            logits, labels, temperature=temperature, tensor=self.tensor, guard=self.guard, mask=mask
+        )
 
     @contextlib.contextmanager
     def _listening(self, heard: list[torch.Tensor]) -> Iterator[None]:

@@ -20,7 +20,9 @@ from foreshock.stats.layout import COLUMNS
 
 T = TypeVar("T")
 CHUNK = 2048
-"""Tokens whose logits are held in float32 at a time."""
+"""Tokens whose logits are held in float32 at a time, on a device."""
+CHUNK_BYTES = 1 << 19
+"""And in host memory, where what leaves the cache costs more than the arithmetic."""
 
 
 class Group(NamedTuple):
@@ -57,45 +59,75 @@ def groups() -> tuple[Group, Group]:
 
 
 def log_probs(
-    logits_V: torch.Tensor, labels: torch.Tensor, *, temperature: float, tensor: Group, guard: Guard
+    logits_V: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    temperature: float,
+    tensor: Group,
+    guard: Guard,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Log-probs of `labels` [B, S] from logits [B, S, V] split over the tensor-parallel group; float32 [B, S].
 
     Step for step what `vocab_parallel_cross_entropy` does, whose negative it equals to the bit, but its input is left
-    as it is. Three all-reduces of the labels' shape. None where this rank could not compute its part.
+    as it is. Three all-reduces of the labels' shape. In host memory only tokens of `mask` [B, S] are computed, the
+    others are 0; on a device to choose would be to wait. None where this rank could not compute its part.
     """
     size = logits_V.shape[-1]
-    blank = torch.full((2, labels.numel()), torch.nan, device=logits_V.device)
+    chosen = _or(lambda: _chosen(mask, labels), guard)
+    count = labels.numel() if chosen is None else chosen.numel()
+    blank = torch.full((2, count), torch.nan, device=logits_V.device)
+    alone = tensor.size == 1
+    copied = chosen is not None or logits_V.dtype != torch.float32 or temperature != 1.0
 
-    def parts() -> Iterator[tuple[torch.Tensor, ...]]:
+    def parts() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, slice]]:
+        """Logits [n, V] in float32; where in them the labels are, which are another rank's, and whose they are."""
         own = labels.reshape(-1) - tensor.rank * size
+        own = own if chosen is None else own[chosen]
         elsewhere = (own < 0) | (own >= size)
-        flat = logits_V.detach().reshape(-1, size)
-        pieces = (flat, own.masked_fill(elsewhere, 0), elsewhere, tops_N)
-        for part, *rest in zip(*(torch.split(piece, CHUNK) for piece in pieces), strict=True):
-            exact = part.float()
-            yield exact if temperature == 1.0 else exact / temperature, *rest
+        own, flat = own.masked_fill(elsewhere, 0), logits_V.detach().reshape(-1, size)
+        step = max(1, CHUNK_BYTES // (4 * size)) if flat.is_cpu else CHUNK
+        for start in range(0, count, step):
+            at = slice(start, start + step)
+            exact = flat[at if chosen is None else chosen[at]].float()
+            yield exact if temperature == 1.0 else exact / temperature, own[at], elsewhere[at], at
 
     def tops() -> torch.Tensor:
-        return torch.cat([part.amax(-1) for part, *_ in parts()])
+        found = torch.empty_like(blank[0])
+        for part, _, _, at in parts():
+            found[at] = part.amax(-1)
+        return found
 
     def sums() -> torch.Tensor:
-        found, totals = [], []
-        for part, index, elsewhere, top in parts():
-            shifted = part - top[:, None]
-            found.append(shifted.gather(1, index[:, None])[:, 0].masked_fill(elsewhere, 0.0))
-            totals.append(shifted.exp_().sum(-1))
-        return torch.stack((torch.cat(found), torch.cat(totals)))
+        both = torch.empty_like(blank)
+        for part, index, elsewhere, at in parts():
+            top = (part.amax(-1) if alone else tops_N[at])[:, None]
+            shifted = part.sub_(top) if copied else part - top
+            both[0, at] = shifted.gather(1, index[:, None])[:, 0].masked_fill(elsewhere, 0.0)
+            both[1, at] = shifted.exp_().sum(-1)
+        return both
 
     with torch.no_grad():
-        tops_N = blank[0]
-        mine = _or(tops, guard)
-        tops_N = tensor.reduce(blank[0].clone() if mine is None else mine, dist.ReduceOp.MAX)
+        if not alone:
+            mine = _or(tops, guard)
+            tops_N = tensor.reduce(blank[0].clone() if mine is None else mine, dist.ReduceOp.MAX)
         mine = _or(sums, guard)
         found_N, total_N = (blank if mine is None else mine).unbind()
         # Apart, because the order of a reduction's additions depends on its shape.
         found_N, total_N = tensor.reduce(found_N.contiguous()), tensor.reduce(total_N.contiguous())
-        return None if mine is None else (found_N - total_N.log()).view(labels.shape)
+        if mine is None:
+            return None
+        logps = found_N - total_N.log()
+        if chosen is not None:
+            logps = torch.zeros(labels.numel()).index_copy_(0, chosen, logps)
+        return logps.view(labels.shape)
+
+
+def _chosen(mask: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor | None:
+    """Indices of the masked tokens in host memory; None: all."""
+    if mask is None or not mask.is_cpu or not labels.is_cpu or mask.numel() != labels.numel():
+        return None
+    return mask.reshape(-1).nonzero()[:, 0]
 
 
 def _or(compute: Callable[[], T], guard: Guard) -> T | None:

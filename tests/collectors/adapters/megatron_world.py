@@ -174,8 +174,14 @@ def computed() -> dict[str, Any]:
     ours = parallel.log_probs(logits, labels, temperature=1.0, tensor=group, guard=Guard(1, True, lambda: None))
     same = torch.equal(logits, before)
     theirs = -tensor_parallel.vocab_parallel_cross_entropy(logits.clone(), labels)
+    mask = torch.arange(33).reshape(3, 11) % 3
+    some = parallel.log_probs(
+        logits, labels, temperature=1.0, tensor=group, guard=Guard(1, True, lambda: None), mask=mask
+    )
     assert ours is not None
-    return {"equal": torch.equal(ours, theirs), "untouched": same}
+    assert some is not None
+    chosen = torch.equal(some, torch.where(mask > 0, theirs, 0.0))
+    return {"equal": torch.equal(ours, theirs), "chosen": chosen, "untouched": same and torch.equal(logits, before)}
 
 
 def stale() -> dict[str, Any]:

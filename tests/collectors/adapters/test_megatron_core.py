@@ -156,7 +156,9 @@ def test_log_probs_are_the_same_wherever_they_come_from(run: str, single: World)
 
 
 def test_log_probs_over_a_split_vocabulary_equal_megatrons_own_to_the_bit(tensor_parallel: World) -> None:
-    assert [rank["computed"] for rank in tensor_parallel.said] == 2 * [{"equal": True, "untouched": True}]
+    assert [rank["computed"] for rank in tensor_parallel.said] == 2 * [
+        {"equal": True, "chosen": True, "untouched": True}
+    ]
 
 
 def test_a_forward_over_stale_shards_is_seen_and_resync_cures_it(data_parallel: World) -> None:
