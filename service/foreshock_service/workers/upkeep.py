@@ -7,9 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 
+from sqlalchemy.exc import OperationalError
+
 from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
-from foreshock_service.store.retention import drop_old_deliveries, drop_old_frames, ensure_partitions
+from foreshock_service.store.retention import (
+    NOT_AVAILABLE,
+    drop_old_deliveries,
+    drop_old_frames,
+    ensure_partitions,
+    span_s,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +64,19 @@ class Upkeep:
         with self._store.write() as session:
             if leases.claim(session, "upkeep", self._owner, now, LEASE_S) is None:
                 return False
-            made = ensure_partitions(session, now)
+        made = self._partitions(now)
         dropped = drop_old_frames(self._store, now, self._keep_days)
         told = drop_old_deliveries(self._store, now, self._deliveries_days)
         if made or dropped or told:
             logger.info("upkeep: partitions made %s, dropped: %d old frames, %d old deliveries", made, dropped, told)
         return True
+
+    def _partitions(self, now: float) -> list[str]:
+        try:
+            with self._store.write() as session:
+                return ensure_partitions(session, now, span=span_s(self._keep_days, self._every_s))
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != NOT_AVAILABLE:
+                raise
+            logger.warning("partitions not made now, the table is in use: tried again with the next upkeep")
+            return []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from foreshock_service.store import leases
+from foreshock_service.store import leases, retention
 from foreshock_service.store.columns import Window, read_columns
 from foreshock_service.store.engine import DatabaseUrlError, Store, StoreInUseError, normalise_url
 from foreshock_service.store.models import Delivery, FrameRow, Run, SignalName
@@ -22,6 +22,7 @@ from foreshock_service.store.retention import (
     drop_old_frames,
     ensure_partitions,
     partition_name,
+    span_s,
 )
 from foreshock_service.store.types import Packed, dump_json, pack, read_value, unpack, value_at
 
@@ -231,11 +232,64 @@ def test_partitions_are_made_ahead_and_take_over_what_the_default_held(migrated_
     with store.write() as session:
         assert session.scalar(text("SELECT count(*) FROM frames_default")) == 1
         made = ensure_partitions(session, NOW, ahead=2)
-        assert made == [partition_name(int(NOW // DAY_S) + d) for d in range(3)]
+        assert made == [partition_name((NOW // DAY_S + d) * DAY_S) for d in range(3)]
         assert ensure_partitions(session, NOW, ahead=2) == []
     with store.read() as session:
         assert session.scalar(text("SELECT count(*) FROM frames_default")) == 0
         assert session.scalar(text(f"SELECT count(*) FROM {made[0]}")) == 1
+    store.close()
+
+
+def test_where_little_is_kept_partitions_are_small_and_go_one_by_one(migrated_postgres_url: str) -> None:
+    store = Store(migrated_postgres_url)
+    run_id = new_run(store)
+    now, keep_days = NOW + 3.0, 36.0 / DAY_S
+    span = span_s(keep_days, every_s=6.0)
+    assert span == 10
+    with store.write() as session:
+        ensure_partitions(session, now)  # whole days: still empty, they make room
+        assert ensure_partitions(session, now, span=span) == [
+            partition_name(now // 10 * 10 + s) for s in (0, 10, 20, 30)
+        ]
+    with store.write() as session:
+        session.add_all([frame(run_id, i + 1, now + 10.0 * i) for i in range(4)])
+    later = now + 60.0
+    assert drop_old_frames(store, later, keep_days) >= 2
+    with store.read() as session:
+        assert session.scalars(select(FrameRow.step).order_by(FrameRow.step)).all() == [3, 4]
+    with store.write() as session:
+        again = ensure_partitions(session, later)
+        session.add(frame(run_id, 9, NOW // DAY_S * DAY_S + DAY_S - 1.0))
+    assert len(again) > 4, "whole days again: what the small ones leave of the first day, and three more"
+    with store.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM frames_default")) == 0
+        assert session.scalar(text("SELECT count(*) FROM frames")) == 3
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("keep_days", "every_s", "span"),
+    [(7.0, 3600.0, DAY_S), (3.0, 3600.0, DAY_S), (2.0, 3600.0, 21_600), (0.1, 3600.0, 3600), (0.1, 5.0, 600)],
+)
+def test_a_partition_holds_a_third_of_what_is_kept_and_no_less_than_passes_between_two_looks(
+    keep_days: float, every_s: float, span: int
+) -> None:
+    assert span_s(keep_days, every_s) == span
+
+
+def test_a_partition_in_use_stays_until_the_next_look_and_nobody_waits_for_it(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOCK_WAIT_S", 0.2)
+    store = Store(migrated_postgres_url)
+    run_id = new_run(store)
+    with store.write() as session:
+        ensure_partitions(session, NOW - 9 * DAY_S, ahead=0)
+        session.add(frame(run_id, 1, NOW - 9 * DAY_S))
+    with store.read() as backup:
+        assert backup.scalar(text("SELECT count(*) FROM frames")) == 1
+        assert drop_old_frames(store, NOW, keep_days=7.0) == 0
+    assert drop_old_frames(store, NOW, keep_days=7.0) >= 1
     store.close()
 
 
