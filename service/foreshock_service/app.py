@@ -35,6 +35,7 @@ from foreshock_service.api import (
 from foreshock_service.api import problems as problem_documents
 from foreshock_service.api.encoding import FiniteJSON
 from foreshock_service.api.limits import Slots
+from foreshock_service.api.looks import Looks
 from foreshock_service.api.middleware import INGEST, Boundary
 from foreshock_service.api.rooms import Rooms
 from foreshock_service.api.telemetry import Telemetry
@@ -177,6 +178,7 @@ def _open(settings: Settings, telemetry: Telemetry) -> tuple[Rooms, Callable[[],
         announce=alerts,
         slack=slack.SlackRoom(clicked, bot) if clicked is not None and isinstance(bot, SlackApp) else None,
         hub=hub,
+        looks=Looks(hub),
         writer=writer,
         wire_limits=WireLimits(
             body_bytes=settings.max_body_bytes,

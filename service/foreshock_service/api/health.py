@@ -19,6 +19,7 @@ from foreshock_service.api.encoding import Body, Plain, to_json
 from foreshock_service.api.problems import documented
 from foreshock_service.api.rooms import InRooms, Name, Project, Rooms, find_run
 from foreshock_service.commands import protocol
+from foreshock_service.errors import NotFound
 from foreshock_service.incidents import book
 
 router = APIRouter(prefix="/v1/runs/{project}/{name}", tags=["trainer"])
@@ -54,13 +55,33 @@ async def read_health(
 
     Without `seen` the answer comes when something changes from now on. 503 with Retry-After when too many wait.
     """
+
+    async def look() -> tuple[int, dict[str, Any]]:
+        return await _kept_look(rooms, project, name, client)
+
+    if wait <= 0 and (told := rooms.looks.told(f"{project}/{name}", look)) is not None:
+        return Response(told, media_type="application/json")
     deadline = asyncio.get_running_loop().time() + min(wait, rooms.settings.max_wait_s)
-    run_id, answer = await run_in_threadpool(_look, rooms, project, name, client)
+    run_id, answer = await look()
     seen = answer["seen"] if seen is None and wait > 0 else seen
     if wait > 0 and not answer["commands"] and answer["seen"] == seen:
         with rooms.waiters.place():
             answer = await _wait(rooms, project, name, client, run_id, answer, deadline)
     return Response(to_json(answer), media_type="application/json")
+
+
+async def _kept_look(rooms: Rooms, project: str, name: str, client: str | None) -> tuple[int, dict[str, Any]]:
+    """`_look` in a thread, kept for whoever asks next where nothing is open or pending."""
+    full = f"{project}/{name}"
+    version = rooms.looks.version(full)
+    try:
+        run_id, answer = await run_in_threadpool(_look, rooms, project, name, client)
+    except NotFound:
+        rooms.looks.forget(full)
+        raise
+    quiet = not answer["incidents"] and not answer["pending"] and not answer["commands"]
+    rooms.looks.keep(full, run_id, version, to_json(answer) if quiet else None)
+    return run_id, answer
 
 
 async def _wait(

@@ -130,7 +130,7 @@ class Boundary:
         await response(scope, receive, send)
 
     def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
-        route: str = scope.get("direct") or getattr(scope.get("route"), "path", "unmatched")
+        route = str(scope.get("direct") or getattr(scope.get("route"), "path", "unmatched"))
         self._telemetry.request(scope["method"], route, status, seconds)
         if not self._settings.access_log or route in UNLIMITED:
             return

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from foreshock.wire.checks import Limits as WireLimits
 from foreshock_service.api.limits import Slots
+from foreshock_service.api.looks import Looks
 from foreshock_service.api.telemetry import Telemetry
 from foreshock_service.api.tokens import TokenBook
 from foreshock_service.commands.limits import Limits
@@ -60,6 +61,7 @@ class Rooms:
     announce: Announce
     """Puts alerts for changes into the outbox, in the caller's transaction."""
     hub: Hub
+    looks: Looks
     writer: GroupWriter
     wire_limits: WireLimits
     ingest_limits: IngestLimits

@@ -1,71 +1,42 @@
-"""One evaluation of one run, inside one transaction: due steps in order, or a tick, under the run's fenced lease."""
+"""One evaluation of some runs, inside one transaction: their due steps in order, or a tick, under their fenced leases.
+
+Many runs together, because what a transaction costs by itself is what ten steps cost.
+"""
 
 from __future__ import annotations
 
 import logging
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire import Frame
 from foreshock_service.rules.interface import Observation, Outcome, StepView
 from foreshock_service.store import completeness
-from foreshock_service.store.bulk import insert_rows
+from foreshock_service.store.bulk import insert_rows, update_rows
 from foreshock_service.store.flags import Flag, names
-from foreshock_service.store.models import Attempt, FrameRow, Notice, Point, Step
+from foreshock_service.store.models import Attempt, Notice, Point, Step
 from foreshock_service.store.points import Positions
 from foreshock_service.workers.holding import Held
 from foreshock_service.workers.merging import Merged, merge_steps
+from foreshock_service.workers.reading import Key, counts_of, frames_of, notices_of
 from foreshock_service.workers.rooms import Rooms
 
 logger = logging.getLogger(__name__)
 
-BATCH = 32
-"""Due steps of one run in one transaction, when there is a backlog."""
 MEDIAN_OVER = 16
 _DUPLICATE_RANK = int(Flag.DUPLICATE_RANK)
+_REPLAYED = int(Flag.REPLAYED)
 _NOT_ODD = int(Flag.LATE | Flag.NON_FINITE)
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 # Built once: building a statement costs as much as running it.
-_DUE = (
-    select(Step.attempt, Step.step, Step.first_at, Step.event_at, Step.due_at, Step.flags, Step.reported, Step.expected)
-    .where(Step.run_id == bindparam("b_run"), Step.evaluated_at.is_(None))
-    .order_by(Step.attempt, Step.step)
-    .limit(bindparam("b_most"))
-)
-_FRAMES = (
-    select(FrameRow.step, FrameRow.role, FrameRow.rank, FrameRow.flags, FrameRow.body)
-    .where(
-        FrameRow.run_id == bindparam("b_run"),
-        FrameRow.attempt == bindparam("b_attempt"),
-        FrameRow.step.in_(bindparam("b_steps", expanding=True)),
-        FrameRow.received_at >= bindparam("b_since"),
-    )
-    .order_by(FrameRow.received_at, FrameRow.sequence)
-)
-_COUNTS = (
-    select(FrameRow.step, func.count())
-    .where(
-        FrameRow.run_id == bindparam("b_run"),
-        FrameRow.attempt == bindparam("b_attempt"),
-        FrameRow.step.in_(bindparam("b_steps", expanding=True)),
-        FrameRow.received_at >= bindparam("b_since"),
-    )
-    .group_by(FrameRow.step)
-)
-_NOTICES = (
-    select(Notice.id, Notice.attempt, Notice.step, Notice.kind, Notice.role, Notice.rank, Notice.data)
-    .where(Notice.run_id == bindparam("b_run"), Notice.consumed.is_(False))
-    .order_by(Notice.id)
-)
 _CONSUME = (
     update(Notice.__table__)  # type: ignore[arg-type]
     .where(Notice.id.in_(bindparam("b_ids", expanding=True)))
@@ -74,31 +45,12 @@ _CONSUME = (
 _EXPECTED = select(Attempt.expected_ranks).where(
     Attempt.run_id == bindparam("b_run"), Attempt.ordinal == bindparam("b_attempt")
 )
-_EVALUATED = (
-    update(Step.__table__)  # type: ignore[arg-type]
-    .where(
-        Step.run_id == bindparam("b_run"),
-        Step.attempt == bindparam("b_attempt"),
-        Step.step.in_(bindparam("b_steps", expanding=True)),
-    )
-    .values(evaluated_at=bindparam("b_now"))
-)
 _TIMES = (
     select(Point.step, Point.at)
     .where(Point.run_id == bindparam("b_run"), Point.attempt == bindparam("b_attempt"))
     .order_by(Point.step.desc())
     .limit(MEDIAN_OVER + 1)
 )
-
-
-def due_steps(session: Session, run_id: int, now: float, most: int = BATCH) -> list[Any]:
-    """The steps to evaluate now: in order of (attempt, step), up to the first that is still waited for."""
-    found = []
-    for row in session.connection().execute(_DUE, {"b_run": run_id, "b_most": most}):
-        if row.due_at > now:
-            break
-        found.append(row)
-    return found
 
 
 @dataclass(frozen=True)
@@ -109,77 +61,90 @@ class Ready:
     merged: Merged
 
 
-def make_ready(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tuple[int, int], Ready]:
+def make_ready(session: Session, steps: Sequence[Any]) -> dict[Key, Ready]:
     """Reads and merges the frames of these steps: most of an evaluation's time, and none of it needs a lock."""
-    frames = _load_frames(session, run_id, steps)
-    keys = [(step.attempt, step.step) for step in steps]
-    merged = merge_steps([_first_claimants(frames[key]) for key in keys])
+    frames = frames_of(session, steps)
+    keys = [_key(step) for step in steps]
+    merged = merge_steps([_first_claimants(frames.get(key, ())) for key in keys])
     return {
-        key: Ready([_Reported(r.role, r.rank, r.flags) for r in frames[key]], one)
+        key: Ready([_Reported(r.role, r.rank, r.flags) for r in frames.get(key, ())], one)
         for key, one in zip(keys, merged, strict=True)
     }
 
 
-def _still_ready(
-    session: Session, run_id: int, steps: Sequence[Any], ready: dict[tuple[int, int], Ready]
-) -> dict[tuple[int, int], Ready]:
-    """What is ready of these steps, those made ready anew to which frames have come since. The run is locked."""
-    counts: dict[tuple[int, int], int] = {}
-    for attempt in {step.attempt for step in steps}:
-        numbers = [step.step for step in steps if step.attempt == attempt]
-        since = min(step.first_at for step in steps) - 1.0
-        which = {"b_run": run_id, "b_attempt": attempt, "b_steps": numbers, "b_since": since}
-        for number, count in session.connection().execute(_COUNTS, which).all():
-            counts[(attempt, number)] = count
-    stale = []
-    for step in steps:
-        key = (step.attempt, step.step)
-        if key not in ready or len(ready[key].rows) != counts.get(key, 0):
-            stale.append(step)
-    return {**ready, **make_ready(session, run_id, stale)} if stale else ready
+def _key(step: Any) -> Key:
+    return step.run_id, step.attempt, step.step
+
+
+def _still_ready(session: Session, steps: Sequence[Any], ready: dict[Key, Ready]) -> dict[Key, Ready]:
+    """What is ready of these steps, those made ready anew to which frames have come since. The runs are locked."""
+    counts = counts_of(session, steps)
+    stale = [s for s in steps if (key := _key(s)) not in ready or len(ready[key].rows) != counts.get(key, 0)]
+    return {**ready, **make_ready(session, stale)} if stale else ready
 
 
 def evaluate_steps(
+    session: Session,
+    rooms: Rooms,
+    work: Sequence[tuple[Held, Sequence[Any]]],
+    now: float,
+    most: int,
+    ready: dict[Key, Ready],
+) -> None:
+    """Folds each run's steps through the rules and writes points, incidents, commands, alerts.
+
+    `ready`: steps read and merged before the runs were locked; what has changed since is read again.
+    """
+    every = [step for _, steps in work for step in steps]
+    ready = _still_ready(session, every, ready)
+    notices = notices_of(session, [held.run.id for held, _ in work])
+    consumed: list[int] = []
+    points = _Points(session)
+    for held, steps in work:
+        consumed += _evaluate_run(session, rooms, held, steps, now, most, ready, notices.get(held.run.id, []), points)
+    points.write()
+    if consumed:
+        session.connection().execute(_CONSUME, {"b_ids": consumed})
+    done = [{"run_id": s.run_id, "attempt": s.attempt, "step": s.step, "evaluated_at": now} for s in every]
+    update_rows(session, Step, ("run_id", "attempt", "step"), ("evaluated_at",), done)
+    for held, steps in work:
+        _learn_pace(session, held, steps)
+
+
+def _evaluate_run(
     session: Session,
     rooms: Rooms,
     held: Held,
     steps: Sequence[Any],
     now: float,
     most: int,
-    ready: dict[tuple[int, int], Ready],
-) -> None:
-    """Folds these steps through the rules and writes points, incidents, commands, alerts.
-
-    `ready`: steps read and merged before the run was locked; what has changed since is read again.
-    """
+    ready: dict[Key, Ready],
+    notices: list[Any],
+    points: _Points,
+) -> list[int]:
+    """One run's part of `evaluate_steps`; returns the ids of the notices that its rules have now seen."""
     run, row = held.run, held.row
-    ready = _still_ready(session, run.id, steps, ready)
-    notices = session.connection().execute(_NOTICES, {"b_run": run.id}).all()
     consumed: list[int] = []
     positions = Positions(session, run.id, most, held.memory.positions)
     held.memory.positions = positions.known
     ranks = _Ranks(session, run.id)
-    points = _Points(session, held, positions)
     held.quiet_for = None
     for step in steps:
-        rows, merged = ready[(step.attempt, step.step)].rows, ready[(step.attempt, step.step)].merged
+        at_hand = ready[_key(step)]
         due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
         if due:
             notices = [n for n in notices if n not in due]
             consumed += [n.id for n in due]
         _enter(held, step, due)
-        view = _view(held, step, merged, rows, due, ranks)
+        view = _view(held, step, at_hand.merged, at_hand.rows, due, ranks)
         outcome = fold(held, view, now)
-        points.add(step, merged, view, outcome)
+        points.add(held, positions, step, at_hand.merged, view, outcome)
         if not quiet(session, rooms, held, view, outcome):
             # Before the others look: what judges a step also reads its baselines.
             points.write()
-            follow(session, rooms, held, view, outcome, now, may_command=not Flag(step.flags) & Flag.REPLAYED)
+            follow(session, rooms, held, view, outcome, now, may_command=not step.flags & _REPLAYED)
         row.attempt, row.step = step.attempt, step.step
-    points.write()
-    if consumed:
-        session.connection().execute(_CONSUME, {"b_ids": consumed})
-    _finish_steps(session, held, steps, now)
+    return consumed
 
 
 def fold(held: Held, seen: Observation, now: float) -> Outcome:
@@ -219,19 +184,6 @@ def follow(
     if changes or commands:
         rooms.alerts(session, run, changes, commands, now)
         held.notify = True
-
-
-def _load_frames(session: Session, run_id: int, steps: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
-    wanted: dict[int, list[int]] = defaultdict(list)
-    for step in steps:
-        wanted[step.attempt].append(step.step)
-    since = min(step.first_at for step in steps) - 1.0
-    found: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for attempt, numbers in wanted.items():
-        which = {"b_run": run_id, "b_attempt": attempt, "b_steps": numbers, "b_since": since}
-        for row in session.connection().execute(_FRAMES, which).all():
-            found[(attempt, row.step)].append(row)
-    return found
 
 
 def _first_claimants(rows: Sequence[Any]) -> list[Frame]:
@@ -314,13 +266,14 @@ def _view(
 class _Points:
     """The rows of the steps evaluated so far, written together."""
 
-    def __init__(self, session: Session, held: Held, positions: Positions) -> None:
-        self._session, self._held, self._positions = session, held, positions
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._rows: list[dict[str, Any]] = []
 
-    def add(self, step: Any, merged: Merged, view: StepView, outcome: Outcome) -> None:
-        held = self._held
-        values, left_out = self._positions.row(merged.values)
+    def add(
+        self, held: Held, positions: Positions, step: Any, merged: Merged, view: StepView, outcome: Outcome
+    ) -> None:
+        values, left_out = positions.row(merged.values)
         if left_out:
             logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
         odd = step.flags & ~_NOT_ODD
@@ -348,16 +301,14 @@ class _Points:
         self._rows = []
 
 
-def _finish_steps(session: Session, held: Held, steps: Sequence[Any], now: float) -> None:
-    connection, run = session.connection(), held.run
-    for attempt in {step.attempt for step in steps}:
-        numbers = [s.step for s in steps if s.attempt == attempt]
-        connection.execute(_EVALUATED, {"b_run": run.id, "b_attempt": attempt, "b_steps": numbers, "b_now": now})
-    attempt = steps[-1].attempt
+def _learn_pace(session: Session, held: Held, steps: Sequence[Any]) -> None:
+    """The median time between the run's last steps, for the watermark of the next ones."""
+    run, attempt = held.run, steps[-1].attempt
     if held.memory.times is not None and held.memory.times[0] == attempt:
         times = held.memory.times[1] + [(s.step, s.event_at) for s in steps if s.attempt == attempt]
     else:
-        times = [(s, at) for s, at in connection.execute(_TIMES, {"b_run": run.id, "b_attempt": attempt})]
+        found = session.connection().execute(_TIMES, {"b_run": run.id, "b_attempt": attempt})
+        times = [(step, at) for step, at in found]
     times = sorted(times)[-MEDIAN_OVER - 1 :]
     held.memory.times = (attempt, times)
     gaps = [later - earlier for (_, earlier), (_, later) in pairwise(times) if later > earlier]

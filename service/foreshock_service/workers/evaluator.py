@@ -1,7 +1,9 @@
 """The evaluator: claims runs, folds their due steps through the rules in order, ticks, and sweeps what has expired.
 
-One thread. Woken by the hub at once when a step is complete, else by the next watermark, else every second. Each
-transaction holds the run's lease row; a replica that lost its lease finds another fence there and rolls everything
+One thread. Woken by the hub at once when a step is complete, else by the next watermark, else every second. After a
+round it rests four times as long as the round took, `REST_MOST_S` at most, so that under load the steps of many runs
+gather for one transaction, which costs as much for one step as for ten. Each transaction holds the lease rows of its
+runs; a replica that lost its lease finds another fence there and rolls everything
 back, so every step is evaluated once and every incident and command written once. Evaluations do not wait for the disk:
 after a power cut they are repeated from the frames, and whatever leaves the service (an acceptance, an alert) is behind
 a durable commit of its own.
@@ -13,8 +15,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError
@@ -23,9 +26,10 @@ from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
-from foreshock_service.workers.evaluation import BATCH, due_steps, evaluate_steps, fold, follow, make_ready, quiet
+from foreshock_service.workers.evaluation import evaluate_steps, fold, follow, make_ready, quiet
 from foreshock_service.workers.holding import LeaseLostError, Memories, hold, may_hold, save
 from foreshock_service.workers.hub import Hub
+from foreshock_service.workers.reading import BATCH, due_steps
 from foreshock_service.workers.rooms import Rooms
 from foreshock_service.workers.ticks import runs_to_tick, tick_of
 
@@ -33,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 SWEEP_S = 5.0
+REST_MOST_S = 0.15
+MANY_RUNS = 64
+MANY_FRAMES = 1024
+"""Frames of other runs beyond which a run is left for the next transaction: each holds its runs' rows."""
 EXPIRING = ("proposed", "approved", "delivered", "accepted")
 _WAITING = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)
 
@@ -81,12 +89,13 @@ class Evaluator:
         """Works until `stop` is set, then gives its leases back."""
         next_tick = next_sweep = next_look = 0.0
         while not stop.is_set():
-            for run_id in self._hub.wait_stepped(next_look - time.monotonic()):
-                # A run that was named is evaluated without looking around first.
-                if not stop.is_set() and self.evaluate_run(run_id) >= BATCH:
-                    next_look = 0.0
+            named = self._hub.wait_stepped(next_look - time.monotonic())
             if stop.is_set():
                 break
+            began = time.monotonic()
+            # Runs that were named are evaluated without looking around first.
+            if self.evaluate_runs(sorted(named - {0})):
+                next_look = 0.0
             if time.monotonic() >= next_look:
                 next_look = self.evaluate_due() + time.monotonic()
             now = time.monotonic()
@@ -96,6 +105,8 @@ class Evaluator:
             if now >= next_sweep:
                 self.sweep()
                 next_sweep = now + SWEEP_S
+            if next_look > time.monotonic():
+                stop.wait(min(REST_MOST_S, 4 * (now - began)))
         with self._store.write() as session:
             leases.release_evaluations(session, self.owner)
 
@@ -108,66 +119,82 @@ class Evaluator:
         now = self._clock()
         with self._store.read() as session:
             due_at = dict(session.connection().execute(_WAITING).all())
-        waiting = [run_id for run_id, at in due_at.items() if at <= now]
-        more = False
-        for run_id in waiting:
-            more |= self.evaluate_run(run_id) >= BATCH
-        if more:
+        if self.evaluate_runs([run_id for run_id, at in due_at.items() if at <= now]):
             return 0.0
         later = [at for at in due_at.values() if at > now]
         return min([POLL_S, *(max(0.01, at - now) for at in later)])
 
-    def evaluate_run(self, run_id: int) -> int:
-        """Evaluates the run's due steps, a batch at most, in one transaction; returns how many. Raises for no step.
+    def evaluate_runs(self, run_ids: Sequence[int]) -> bool:
+        """Evaluates the runs' due steps, a batch of each at most; True where there may be more. Raises for no step."""
+        more = False
+        left = list(run_ids)
+        while left:
+            taken, left = left[:MANY_RUNS], left[MANY_RUNS:]
+            try:
+                done, put_off = self._evaluate(taken, BATCH)
+            except Exception as error:
+                if len(taken) == 1:
+                    self._evaluate_with_care(taken[0], error)
+                    continue
+                if not isinstance(error, LeaseLostError | DBAPIError):
+                    logger.warning("a batch of %d runs failed, trying one by one: %r", len(taken), error)
+                for run_id in taken:
+                    more |= self.evaluate_runs([run_id])
+                continue
+            more |= any(steps >= BATCH for steps in done.values())
+            left = put_off + left
+        return more
 
-        A batch that fails is tried again step by step; a step that fails alone is marked and passed over.
-        """
-        try:
-            return self._evaluate(run_id, BATCH)
-        except LeaseLostError:
+    def _evaluate_with_care(self, run_id: int, error: Exception) -> None:
+        """After a run's batch failed: its first step alone, which is marked and passed over where it fails as well."""
+        if isinstance(error, LeaseLostError):
             self.counts.leases_lost += 1
-            return 0
-        except DBAPIError as error:
+            return
+        if isinstance(error, DBAPIError):
             logger.warning("run %d not evaluated now: %s", run_id, error.orig)
-            return 0
-        except Exception:
-            logger.exception("a batch of run %d failed; trying its first step alone", run_id)
+            return
+        logger.error("a batch of run %d failed; trying its first step alone", run_id, exc_info=error)
         try:
-            return self._evaluate(run_id, 1)
+            self._evaluate([run_id], 1)
         except LeaseLostError:
             self.counts.leases_lost += 1
         except Exception:
             logger.exception("a step of run %d cannot be evaluated and is passed over", run_id)
             self._pass_over(run_id)
-        return 0
 
-    def _evaluate(self, run_id: int, most: int) -> int:
+    def _evaluate(self, run_ids: Sequence[int], most: int) -> tuple[dict[int, int], list[int]]:
+        """Evaluates in one transaction; returns how many steps of each run, and the runs that had to be put off."""
         now = self._clock()
         with self._store.read() as session:
-            # No lock yet: whoever sends frames of this run meanwhile does not wait.
-            waiting = due_steps(session, run_id, now, most) if may_hold(session, run_id, self.owner, now) else []
+            # No lock yet: whoever sends frames of these runs meanwhile does not wait.
+            waiting = due_steps(session, may_hold(session, run_ids, self.owner, now), now, most)
+            put_off = _bounded(waiting)
             if not waiting:
-                return 0
-            ready = make_ready(session, run_id, waiting)
-        memory = self._memories.take(run_id)
+                return {}, []
+            ready = make_ready(session, [step for steps in waiting.values() for step in steps])
+        memories = {run_id: self._memories.take(run_id) for run_id in waiting}
         with self._store.write(durable=False) as session:
-            held = hold(session, self._rooms, run_id, self.owner, now, memory)
+            held = hold(session, self._rooms, memories, self.owner, now)
             # Read behind the lock: another replica may have evaluated them before it was had.
-            steps = due_steps(session, run_id, now, most) if held is not None else []
-            if held is None or not steps:
-                return 0
-            evaluate_steps(session, self._rooms, held, steps, now, self._most, ready)
-            save(session, self._rooms, held, self.owner, now, self._lease_s)
-        self._memories.keep(run_id, held.memory)
-        self.counts.steps += len(steps)
-        if held.notify:
-            self._hub.changed(run_id)
-        return len(steps)
+            due = due_steps(session, list(held), now, most)
+            held = {run_id: one for run_id, one in held.items() if run_id in due}
+            if not held:
+                return {}, put_off
+            work = [(one, due[run_id]) for run_id, one in held.items()]
+            evaluate_steps(session, self._rooms, work, now, self._most, ready)
+            save(session, self._rooms, held.values(), self.owner, now, self._lease_s)
+        done = {run_id: len(due[run_id]) for run_id in held}
+        self.counts.steps += sum(done.values())
+        for run_id, one in held.items():
+            self._memories.keep(run_id, one.memory)
+            if one.notify:
+                self._hub.changed(run_id)
+        return done, put_off
 
     def _pass_over(self, run_id: int) -> None:
         now = self._clock()
         with self._store.write() as session:
-            steps = due_steps(session, run_id, now, 1)
+            steps = due_steps(session, [run_id], now, 1).get(run_id, [])
             for step in steps:
                 session.execute(
                     update(Step)
@@ -196,7 +223,7 @@ class Evaluator:
     def _tick(self, run_id: int, now: float) -> None:
         memory = self._memories.take(run_id)
         with self._store.write(durable=False) as session:
-            held = hold(session, self._rooms, run_id, self.owner, now, memory)
+            held = hold(session, self._rooms, {run_id: memory}, self.owner, now).get(run_id)
             if held is None:
                 return
             seen = tick_of(session, held.run, held.row.step, now)
@@ -206,7 +233,7 @@ class Evaluator:
                 follow(session, self._rooms, held, seen, outcome, now, may_command=True)
             if not held.quiet or held.changed or held.state != held.before or seen.finished:
                 held.row.ticked_at = now
-                save(session, self._rooms, held, self.owner, now, self._lease_s)
+                save(session, self._rooms, [held], self.owner, now, self._lease_s)
         self._memories.keep(run_id, held.memory)
         self._ticked[run_id] = now
         self.counts.ticks += 1
@@ -227,6 +254,18 @@ class Evaluator:
             return
         for run_id in touched:
             self._hub.changed(run_id)
+
+
+def _bounded(waiting: dict[int, list[Any]]) -> list[int]:
+    """Cuts `waiting` down to what one transaction should take, whole runs and one at least; returns the others."""
+    frames, cut = 0, []
+    for run_id, steps in list(waiting.items()):
+        if frames and frames + sum(step.reported for step in steps) > MANY_FRAMES:
+            cut.append(run_id)
+            del waiting[run_id]
+        else:
+            frames += sum(step.reported for step in steps)
+    return cut
 
 
 def holder(store: Store, run_id: int) -> str | None:

@@ -7,13 +7,15 @@ came between: same fence, same owner, same marks of the last evaluation. Else it
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import CursorResult, bindparam, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 from sqlalchemy.orm.attributes import set_committed_value
 
+from foreshock_service.store.bulk import update_rows
 from foreshock_service.store.models import EvaluationState, Run
 from foreshock_service.workers.rooms import Engine, Rooms
 
@@ -26,7 +28,8 @@ _MINE = or_(
     EvaluationState.owner.is_(None),
     EvaluationState.lease_until < bindparam("b_now"),
 )
-_ROW = (
+_AMONG = EvaluationState.run_id.in_(bindparam("b_runs", expanding=True))
+_ROWS = (
     select(
         EvaluationState.owner,
         EvaluationState.fence,
@@ -37,17 +40,25 @@ _ROW = (
         EvaluationState.settings,
         EvaluationState.evaluated_at,
         EvaluationState.ticked_at,
+        EvaluationState.run_id,
     )
-    .where(EvaluationState.run_id == bindparam("b_run"), _MINE)
+    .where(_AMONG, _MINE)
+    .order_by(EvaluationState.run_id)
     .with_for_update(skip_locked=True, key_share=True)
 )
-_FREE = select(EvaluationState.run_id).where(EvaluationState.run_id == bindparam("b_run"), _MINE)
+_FREE = select(EvaluationState.run_id).where(_AMONG, _MINE).order_by(EvaluationState.run_id)
 _STATE = select(EvaluationState.state).where(EvaluationState.run_id == bindparam("b_run"))
-_RUN = select(Run).where(Run.id == bindparam("b_run")).with_for_update(key_share=True)
+_RUNS = (
+    select(Run)
+    .where(Run.id.in_(bindparam("b_runs", expanding=True)))
+    .order_by(Run.id)
+    # A host's whole configuration is not parsed an evaluation; whoever looks at it then reads it.
+    .options(*(defer(column) for column in (Run.config, Run.settings, Run.labels)))
+    .with_for_update(key_share=True)
+)
 _SAVE = update(EvaluationState.__table__).where(  # type: ignore[arg-type]
     EvaluationState.run_id == bindparam("b_run"), EvaluationState.fence == bindparam("b_fence"), _MINE
 )
-_SAVE_RUN = update(Run.__table__).where(Run.id == bindparam("b_run"))  # type: ignore[arg-type]
 
 
 class LeaseLostError(Exception):
@@ -134,70 +145,93 @@ class Held:
                 self.changed[name] = value
 
 
-def may_hold(session: Session, run_id: int, owner: str, now: float) -> bool:
-    """True where the run's lease is free or `owner`'s, as far as one can tell without locking it."""
-    which = {"b_run": run_id, "b_owner": owner, "b_now": now}
-    return session.connection().execute(_FREE, which).first() is not None
+def may_hold(session: Session, run_ids: Sequence[int], owner: str, now: float) -> list[int]:
+    """Those of the runs whose lease is free or `owner`'s, as far as one can tell without locking them."""
+    which = {"b_runs": list(run_ids), "b_owner": owner, "b_now": now}
+    return list(session.connection().execute(_FREE, which).scalars())
 
 
-def hold(
-    session: Session, rooms: Rooms, run_id: int, owner: str, now: float, memory: Memory | None = None
-) -> Held | None:
-    """Claims the run and locks it and its state until the commit; None where another replica has it.
+def hold(session: Session, rooms: Rooms, memories: Mapping[int, Memory], owner: str, now: float) -> dict[int, Held]:
+    """Claims the runs and locks them and their states until the commit, in the order of their ids; those that another
+    replica has are left out. `memories`: run → what is remembered of it.
 
-    Where another transaction is at it this very moment, its lock is not waited for. `save` writes the claim.
+    Where another transaction is at one this very moment, its lock is not waited for. `save` writes the claims.
     """
     connection = session.connection()
-    found = connection.execute(_ROW, {"b_run": run_id, "b_owner": owner, "b_now": now}).first()
-    if found is None:
-        return None
-    run = session.scalars(_RUN, {"b_run": run_id}).first()
-    if run is None:
-        return None
-    row = Fold(*found)
-    engine, pack_hash = rooms.engine(run.rules)
-    if memory is None or memory.marks != row.marks() or memory.pack_hash != pack_hash or row.owner != owner:
-        state = engine.load(connection.execute(_STATE, {"b_run": run_id}).scalar())
-        memory = Memory(state=state)
-    held = Held(run, row, engine, pack_hash, memory.state, memory, before=memory.state, fence=row.fence)
-    if row.owner != owner:
-        row.owner, row.fence = owner, row.fence + 1
+    found = connection.execute(_ROWS, {"b_runs": list(memories), "b_owner": owner, "b_now": now}).all()
+    if not found:
+        return {}
+    runs = {run.id: run for run in session.scalars(_RUNS, {"b_runs": [row.run_id for row in found]})}
+    held = {}
+    for *columns, run_id in found:
+        if run_id not in runs:
+            continue  # deleted meanwhile
+        run, row, memory = runs[run_id], Fold(*columns), memories[run_id]
+        engine, pack_hash = rooms.engine(run.rules)
+        if memory.marks != row.marks() or memory.pack_hash != pack_hash or row.owner != owner:
+            state = engine.load(connection.execute(_STATE, {"b_run": run_id}).scalar())
+            memory = Memory(state=state)
+        held[run_id] = Held(run, row, engine, pack_hash, memory.state, memory, before=memory.state, fence=row.fence)
+        if row.owner != owner:
+            row.owner, row.fence = owner, row.fence + 1
     return held
 
 
-def save(session: Session, rooms: Rooms, held: Held, owner: str, now: float, lease_s: float) -> None:
-    """Writes run, lease, state and verdict on the condition that nobody took the run over. Raises `LeaseLostError`.
+def save(session: Session, rooms: Rooms, held: Collection[Held], owner: str, now: float, lease_s: float) -> None:
+    """Writes runs, leases, states and verdicts on the condition that nobody took one of the runs over.
 
-    Afterwards, once committed, `held.memory` is what to remember.
+    Raises `LeaseLostError` then. Afterwards, once committed, each `memory` is what to remember.
     """
-    run, row = held.run, held.row
     session.flush()
-    if held.quiet:
-        verdict = "healthy" if held.calibrated else "unknown"
-    else:
-        verdict = rooms.verdict(session, run.id, held.calibrated)
-    held.notify |= verdict != run.verdict
-    held.change(verdict=verdict)
-    row.pack_hash, row.evaluated_at = held.pack_hash, now
-    connection = session.connection()
-    if held.changed:
-        connection.execute(_SAVE_RUN, {"b_run": run.id, **held.changed})
-    columns = {
-        "owner": owner,
-        "fence": row.fence,
-        "lease_until": now + lease_s,
-        "pack_hash": row.pack_hash,
-        "attempt": row.attempt,
-        "step": row.step,
-        "segment": row.segment,
-        "settings": row.settings,
-        "evaluated_at": row.evaluated_at,
-        "ticked_at": row.ticked_at,
-        "state": held.engine.dump(held.state),
-    }
-    conditions = {"b_run": run.id, "b_fence": held.fence, "b_owner": owner, "b_now": now}
-    done = connection.execute(_SAVE, {**columns, **conditions})
+    for one in held:
+        verdict = _verdict(session, rooms, one)
+        one.notify |= verdict != one.run.verdict
+        one.change(verdict=verdict)
+        one.row.pack_hash, one.row.evaluated_at = one.pack_hash, now
+    _save_runs(session, held)
+    done = session.connection().execute(
+        _SAVE,
+        [
+            {
+                "owner": owner,
+                "fence": one.row.fence,
+                "lease_until": now + lease_s,
+                "pack_hash": one.row.pack_hash,
+                "attempt": one.row.attempt,
+                "step": one.row.step,
+                "segment": one.row.segment,
+                "settings": one.row.settings,
+                "evaluated_at": one.row.evaluated_at,
+                "ticked_at": one.row.ticked_at,
+                "state": one.engine.dump(one.state),
+                "b_run": one.run.id,
+                "b_fence": one.fence,
+                "b_owner": owner,
+                "b_now": now,
+            }
+            for one in held
+        ],
+        execution_options={"preserve_rowcount": True},
+    )
     assert isinstance(done, CursorResult)
-    if done.rowcount == 0:
-        raise LeaseLostError(f"run {run.id}")
-    held.memory.marks, held.memory.pack_hash, held.memory.state = row.marks(), held.pack_hash, held.state
+    if done.rowcount != len(held):
+        raise LeaseLostError(f"of runs {[one.run.id for one in held]}")
+    for one in held:
+        memory = one.memory
+        memory.marks, memory.pack_hash, memory.state = one.row.marks(), one.pack_hash, one.state
+
+
+def _verdict(session: Session, rooms: Rooms, held: Held) -> str:
+    if held.quiet:
+        return "healthy" if held.calibrated else "unknown"
+    return rooms.verdict(session, held.run.id, held.calibrated)
+
+
+def _save_runs(session: Session, held: Collection[Held]) -> None:
+    """Writes what changed of the runs, those together of which the same columns did."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in held:
+        if one.changed:
+            alike.setdefault(tuple(sorted(one.changed)), []).append({"id": one.run.id, **one.changed})
+    for columns, rows in alike.items():
+        update_rows(session, Run, ("id",), columns, rows)
