@@ -193,7 +193,7 @@ def test_losses_and_weights_are_bit_identical_with_and_without(
         "foreshock.frames.scalars.Scalars.add",
         "foreshock.frames.builder.StepBuilder.seal",
         "foreshock.transport.sender.Sender.put",
-        "foreshock.adapters.trl._mask",
+        "foreshock.adapters.trl_measures._mask",
     ],
 )
 def test_a_collector_that_throws_at_every_call_changes_no_bit(
