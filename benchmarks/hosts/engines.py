@@ -5,7 +5,8 @@
 Run by the engines' own Python (tests/engines/install.sh) with PYTHONPATH=collectors. The trainer is transformers'
 teacher-forced forward of the same weights in float32; Δ = trainer − engine. Each case says what the two sides mean,
 and whether Foreshock, told the truth, compares them. `throughput` alternates generations with and without the watch on
-one engine. Prints one JSON object, and the cases as a Markdown table.
+one engine, by the clock and by the CPU time of all its processes. Prints one JSON object, and the cases as a Markdown
+table.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import torch
 
 import foreshock
 from foreshock import Monitor, Semantics
+from foreshock.adapters.engine_asking import Asking
 from foreshock.adapters.engine_samples import Samples
 from foreshock.frames.comparable import differences
 from foreshock.stats.merge import statistics as statistics_of
@@ -43,6 +45,15 @@ TEXTS = (
     "if not isinstance(", '"""Return the ', "    def __init__(self, ", "try:\n    ", "with open(", "raise ValueError(",
     "lambda x: ", "assert ", "while True:\n", "    elif ", "from collections import ",
 )  # fmt: skip
+QUESTIONS = (
+    "Why is the sky blue?", "Write a haiku about rain.", "What is 17 times 23?", "Name three rivers in Asia.",
+    "Explain recursion to a child.", "How do vaccines work?", "Give me a recipe for pancakes.", "Who wrote Hamlet?",
+    "Translate 'good morning' to French.", "What is a prime number?", "Tell me a short story about a fox.",
+    "Why do leaves change colour?", "Write a Python function that reverses a list.", "What causes tides?",
+    "List four uses of copper.", "How far is the Moon?",
+)  # fmt: skip
+CHATTY_VOCABULARY = 10_000
+"""Tokens from which a model's tokenizer is no longer the tiny one's, which was trained on code alone."""
 TOP_K = 100
 NAMES = ("tokens", "abs_mean", "abs_max", "kl_k1", "kl_k2", "kl_k3", "ratio_min", "ratio_max", "ess_token", "slope")
 
@@ -68,6 +79,15 @@ class Trainer:
                 logits = logits.masked_fill(logits < logits.topk(how["top_k"], -1).values[:, -1:], -torch.inf)
             out_BT[row, :length] = logits.log_softmax(-1).gather(-1, tokens_BT[row, :length, None])[:, 0]
         return out_BT
+
+
+def prompts_of(tokenizer: Any) -> list[list[int]]:
+    """Questions in the chat's template for a model that was taught to chat, beginnings of code for the tiny one."""
+    if len(tokenizer) < CHATTY_VOCABULARY:
+        return [tokenizer(text)["input_ids"] for text in TEXTS]
+    said = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in said]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 def meaning(temperature: float = 1.0, top_k: int = 0) -> Semantics:
@@ -125,7 +145,7 @@ class Timed:
 class SGLang:
     """A real sglang engine on the CPU."""
 
-    def __init__(self, model: str, monitor: Monitor, mode: str = "") -> None:
+    def __init__(self, model: str, monitor: Monitor, mode: str = "", **how: Any) -> None:
         from sglang.srt.entrypoints.engine import Engine
 
         from foreshock.adapters import sglang
@@ -138,7 +158,7 @@ class SGLang:
         )  # fmt: skip
         self.bare = Timed(self.engine.generate)
         self.engine.generate = self.bare
-        self.watch = sglang.wrap(self.engine, monitor)
+        self.watch = sglang.wrap(self.engine, monitor, **how)
 
     def generate(self, prompts: Sequence[Sequence[int]], length: int, **how: Any) -> Rollout:
         answers = self.engine.generate(input_ids=list(prompts), sampling_params={"max_new_tokens": length} | how)
@@ -161,7 +181,7 @@ class SGLang:
 class VLLM:
     """A real vLLM engine on the CPU."""
 
-    def __init__(self, model: str, monitor: Monitor, mode: str = "raw_logprobs") -> None:
+    def __init__(self, model: str, monitor: Monitor, mode: str = "raw_logprobs", **how: Any) -> None:
         from vllm import LLM
 
         from foreshock.adapters import vllm
@@ -172,7 +192,7 @@ class VLLM:
         )  # fmt: skip
         self.bare = Timed(self.engine.generate)
         self.engine.generate = self.bare
-        self.watch = vllm.wrap(self.engine, monitor)
+        self.watch = vllm.wrap(self.engine, monitor, **how)
 
     def _params(self, length: int, **how: Any) -> Any:
         from vllm import SamplingParams
@@ -219,7 +239,7 @@ def mismatch(kind: str, model: str, monitor: Monitor, prompts: Sequence[Sequence
     """The cases of one engine: name → statistics."""
     trainer, cases = Trainer(model), {}
     plain = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    engine: Any = SGLang(model, monitor) if kind == "sglang" else VLLM(model, monitor)
+    engine: Any = SGLang(model, monitor, ask=True) if kind == "sglang" else VLLM(model, monitor, ask=True)
     cases["control, T=1"] = engine.generate(prompts, length, temperature=1.0).against(trainer)
     warm = engine.generate(prompts, length, temperature=0.7)
     cases["T=0.7, trainer at logits/T"] = warm.against(trainer, temperature=0.7)
@@ -242,7 +262,7 @@ def mismatch(kind: str, model: str, monitor: Monitor, prompts: Sequence[Sequence
 
 def processed(model: str, monitor: Monitor, prompts: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
     """vLLM started with `processed_logprobs`."""
-    trainer, engine, cases = Trainer(model), VLLM(model, monitor, "processed_logprobs"), {}
+    trainer, engine, cases = Trainer(model), VLLM(model, monitor, "processed_logprobs", ask=True), {}
     cases["T=0.7, trainer at logits/T"] = engine.generate(prompts, length, temperature=0.7).against(
         trainer, temperature=0.7
     )
@@ -252,37 +272,54 @@ def processed(model: str, monitor: Monitor, prompts: Sequence[Sequence[int]], le
     return {f"processed: {name}": values for name, values in cases.items()}
 
 
+def cpu_s() -> float:
+    """CPU seconds of this process and its children: engines compute in processes of their own."""
+    import psutil
+
+    me = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))
+
+
 def throughput(engine: Any, prompts: Sequence[Sequence[int]], length: int, runs: int) -> dict[str, Any]:
-    """Tokens per second, with and without the watch in turn; `asks`: the host asks for log-probs by itself.
+    """The same tokens with and without the watch in turn, `runs` times each, by what the host and the watch ask for.
 
     `watch_itself` is the share of a watched generation that passes outside of the engine's own method.
     """
-    found: dict[str, Any] = {}
-    for asks in (True, False):
+    share, found = engine.watch.asking.share, {}
+    cases = [("host asks for log-probs", True, share), ("host does not ask", False, share)]
+    if share < 1.0:
+        cases.append(("host does not ask, ask=True", False, 1.0))
+    for name, asks, ask in cases:
+        engine.watch.asking = Asking(ask)
+        # The first responses of a run are asked for in any case: they warm up.
         engine.once(True, asks, prompts, length), engine.once(False, asks, prompts, length)
-        rates: dict[bool, list[float]] = {False: [], True: []}
+        took: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         own: list[float] = []
         for turn in range(runs):
             for watched in (False, True) if turn % 2 else (True, False):
-                began = time.perf_counter()
-                inside = engine.bare.took_s
+                began, began_cpu, inside = time.perf_counter(), cpu_s(), engine.bare.took_s
                 tokens = engine.once(watched, asks, prompts, length)
-                took = time.perf_counter() - began
-                rates[watched].append(tokens / took)
+                wall = time.perf_counter() - began
+                took[watched].append((wall, cpu_s() - began_cpu))
                 if watched:
-                    own.append(1 - (engine.bare.took_s - inside) / took)
-        lost = [1 - w / b for w, b in zip(rates[True], rates[False], strict=True)]
-        spread = statistics.stdev(rates[False]) / statistics.mean(rates[False])
-        found["host asks for log-probs" if asks else "host does not ask"] = {
-            "bare_tokens_s": round(statistics.median(rates[False]), 1),
-            "watched_tokens_s": round(statistics.median(rates[True]), 1),
-            "lost_median": round(statistics.median(lost), 4),
-            "lost_standard_error": round(1.2533 * statistics.stdev(lost) / len(lost) ** 0.5, 4),
-            "bare_spread": round(spread, 4),
-            "watch_itself": round(statistics.median(own), 5),
-            "pairs": runs,
-        }
+                    own.append(1 - (engine.bare.took_s - inside) / wall)
+        found[name] = {"ask": ask, "pairs": runs, "watch_itself": round(statistics.median(own), 5)}
+        found[name]["bare_tokens_s"] = round(tokens / statistics.median(wall for wall, _ in took[False]), 1)
+        for place, clock in enumerate(("wall", "cpu")):
+            found[name] |= lost([one[place] for one in took[True]], [one[place] for one in took[False]], clock)
     return found
+
+
+def lost(watched_s: Sequence[float], bare_s: Sequence[float], clock: str) -> dict[str, float]:
+    """Throughput lost: of all runs together, and of the median pair; each with its standard error."""
+    count, shares = len(bare_s), [1 - bare / watched for watched, bare in zip(watched_s, bare_s, strict=True)]
+    more = [watched - bare for watched, bare in zip(watched_s, bare_s, strict=True)]
+    return {
+        f"{clock}_lost": round(1 - sum(bare_s) / sum(watched_s), 4),
+        f"{clock}_lost_error": round(statistics.stdev(more) / statistics.mean(watched_s) / count**0.5, 4),
+        f"{clock}_lost_median": round(statistics.median(shares), 4),
+        f"{clock}_lost_median_error": round(1.2533 * statistics.stdev(shares) / count**0.5, 4),
+    }
 
 
 def table(cases: Mapping[str, Mapping[str, Any]]) -> str:
@@ -309,7 +346,7 @@ def main() -> int:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    prompts = prompts_of(tokenizer)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         monitor = foreshock.init(

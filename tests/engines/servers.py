@@ -40,7 +40,10 @@ ARGUMENTS = {
 
 
 class EngineServer:
-    """One engine's server; `stop` ends it by its own handle. `python` is the engines' own, see install.sh."""
+    """One engine's server, started at once; `start` again after `stop` is the same server at the same address.
+
+    `stop` ends it by its own handle. `python` is the engines' own, see install.sh.
+    """
 
     def __init__(self, kind: str, python: Path, model: Path, folder: Path, environment: Mapping[str, str]) -> None:
         with socket.socket() as probe:
@@ -48,12 +51,17 @@ class EngineServer:
             port = probe.getsockname()[1]
         self.kind, self.url = kind, f"http://127.0.0.1:{port}"
         self.log = folder / f"{kind}.log"
-        arguments = [one.format(model=model, port=port) for one in ARGUMENTS[kind]]
+        self._command = [str(python), *(one.format(model=model, port=port) for one in ARGUMENTS[kind])]
         said = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-        with self.log.open("w") as log:
+        self._environment = said | COMMON | ENVIRONMENT[kind] | dict(environment)
+        self.start()
+
+    def start(self) -> None:
+        """Returns once it answers. Raises RuntimeError with the end of its log where it does not in ten minutes."""
+        with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [str(python), *arguments], cwd=folder, env=said | COMMON | ENVIRONMENT[kind] | dict(environment),
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                self._command, cwd=self.log.parent, env=self._environment, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         self._wait(600)
 
@@ -74,10 +82,10 @@ class EngineServer:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def stop(self) -> None:
-        """Ends the server and the children that it started (its own process group)."""
+    def stop(self, *signals: int) -> None:
+        """Ends the server and the children that it started (its own process group), by SIGTERM, then SIGKILL."""
         group = self.process.pid
-        for how in (15, 9):
+        for how in signals or (15, 9):
             try:
                 os.killpg(group, how)
             except ProcessLookupError:

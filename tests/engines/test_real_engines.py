@@ -9,9 +9,11 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import time
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +94,26 @@ class Job:
     def post(self, path: str, body: Any = None) -> httpx.Response:
         return self.client.post(path, json=body or {})
 
-    def generate(self, prompt: list[int], sample_id: str, length: int = 12) -> list[int]:
+    def generate(self, prompt: list[int], sample_id: str, length: int = 12, **params: Any) -> list[int]:
         """Token ids of the response."""
+        params = {"temperature": 1.0} | params
         if self.kind == "sglang":
-            params = {"temperature": 1.0, "max_new_tokens": length}
+            params = {"max_new_tokens": length} | params
             said = self.post("/generate", {"input_ids": prompt, "rid": sample_id, "sampling_params": params})
             return [int(token) for token in said.json()["output_ids"]]
-        params = {"temperature": 1.0, "max_tokens": length}
+        params = {"max_tokens": length} | params
         asked = {"token_ids": prompt, "request_id": sample_id, "sampling_params": params}
         said = self.post("/inference/v1/generate", asked)
         return [int(token) for token in said.json()["choices"][0]["token_ids"]]
+
+    @contextlib.contextmanager
+    def generating(self, sample_id: str) -> Iterator[Future[list[int]]]:
+        """A long response that is under way in another thread."""
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self.generate, PROMPTS[0], sample_id, 480, ignore_eos=True)
+            time.sleep(0.7)
+            assert not asked.done()
+            yield asked
 
     def push(self, model: Path, label: str | None, flush: bool = True) -> None:
         """New weights from a folder."""
@@ -128,6 +140,12 @@ class Job:
         assert self.watch.http.wait()
         self.monitor.end_step(self.step)
         self.step += 1
+
+    def said(self, name: str) -> float:
+        """A scalar of the last step that was judged."""
+        judged(self.served, self.run, self.step - 1)
+        step = httpx.get(f"{self.served.url}/v1/runs/{self.run}/steps/{self.step - 1}", trust_env=False).json()
+        return float(step["values"][name])
 
     def incidents(self) -> dict[str, str]:
         """Rule → severity, once every step was judged."""
@@ -231,6 +249,25 @@ def test_a_push_that_fails_is_critical(job: Job) -> None:
     assert job.incidents()["stale_weights"] == "critical"
 
 
+def test_responses_that_are_aborted_are_counted_and_their_tokens_kept(job: Job) -> None:
+    sample_id = f"{job.run}-aborted"
+    with job.generating(sample_id) as asked:
+        if job.kind == "sglang":
+            assert job.post("/abort_request", {"rid": sample_id}).status_code == 200
+        else:
+            assert job.post("/pause?mode=abort").status_code == 200
+            assert job.post("/resume").status_code == 200
+        tokens = asked.result(60)
+    assert 0 < len(tokens) < 480
+    kept = job.watch.samples.get(sample_id)
+    assert kept is not None
+    assert (kept.finish_reason, kept.token_ids.tolist()) == ("abort", tokens)
+    job.end()
+    assert job.said("engine.finish_abort") == 0.5
+    assert job.said("engine.unread") == 0
+    assert job.incidents() == {}
+
+
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_routes_give_ids_and_log_probs(job: Job, route: str, stream: bool) -> None:
@@ -287,3 +324,30 @@ def test_the_plugin_alone_tells_of_stale_weights_and_cache(
     assert any("stale_weights" in end() for _ in range(5)), "a busy machine may tell a step later"
     trainer.finish()
     quiet.close()
+
+
+def test_an_engine_that_dies_and_comes_back_with_its_first_weights_is_critical(
+    engine: EngineServer, job: Job, models: list[Path]
+) -> None:
+    """The last one of an engine: it is killed in the middle of a response and started again."""
+    job.push(models[1], f"{job.run}/1")
+    job.end()
+    assert job.incidents() == {}
+    with job.generating(f"{job.run}-cut") as asked:
+        engine.stop(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            asked.result(60)
+    with pytest.raises(httpx.ConnectError):
+        job.generate(PROMPTS[0], f"{job.run}-refused")
+    job.watch.report()
+    job.monitor.end_step(job.step)  # the trainer goes on
+    job.step += 1
+    assert job.said("engine.unread") == 1
+    assert job.incidents() == {}
+    engine.start()
+    job.end()
+    assert job.incidents() == {"stale_weights": "critical"}
+    assert job.said("engine.unread") == 0
+    job.push(models[1], f"{job.run}/2")
+    job.end()
+    assert job.watch.guard.errors == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from foreshock.adapters.engine_asking import Asking
 from foreshock.adapters.engine_commands import accept_resync
 from foreshock.adapters.engine_http import HttpWatch, Routes
 from foreshock.adapters.engine_plain import PlainClient
@@ -23,14 +24,15 @@ def attach(
     engine: Any,
     inside: Callable[[Any], Inside | None],
     routes: Routes,
-    ask: bool,
+    ask: float,
     resync: Callable[[], Any] | None,
 ) -> EngineWatch:
     """`watch`, put on `engine`. `inside` answers None for what is no engine: a client then, whose `routes` are read.
 
-    Without a service's url nothing is touched. Raises TypeError for an object of no known kind.
+    Without a service's url nothing is touched. Raises TypeError for an object of no known kind, ValueError for a share
+    `ask` outside [0, 1].
     """
-    watch.asks = ask
+    watch.asking = Asking(ask)
     if isinstance(engine, str):
         engine = watch.client = PlainClient(engine)
     if not watch.monitor.enabled:

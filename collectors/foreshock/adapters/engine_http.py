@@ -36,6 +36,7 @@ class Call:
     """Called with the status and the decoded JSON (or None)."""
     event: Callable[[Json], None] | None = None
     """Takes the events of a stream; then `answered(status, None)` ends it."""
+    engine: str = ""
 
 
 class Routes(Protocol):
@@ -86,7 +87,7 @@ class HttpWatch:
         call, sent = self._httpx_call(request) or (None, request)
         try:
             response = original(sent, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # a cancelled request has no answer either
             self._lost(call, error)
             raise
         if call is not None and self._refused(call, response.status_code):
@@ -101,7 +102,7 @@ class HttpWatch:
         call, sent = self._httpx_call(request) or (None, request)
         try:
             response = await original(sent, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # a cancelled request has no answer either
             self._lost(call, error)
             raise
         if call is not None and self._refused(call, response.status_code):
@@ -116,7 +117,7 @@ class HttpWatch:
         call, sent = self._keyword_call(method, str(url), kwargs) or (None, kwargs)
         try:
             response = original(method, url, *args, **sent)
-        except Exception as error:
+        except BaseException as error:  # a cancelled request has no answer either
             self._lost(call, error)
             raise
         if call is not None and self._refused(call, _status(response)):
@@ -132,7 +133,7 @@ class HttpWatch:
         call, sent = self._keyword_call(method, str(whole), kwargs) or (None, kwargs)
         try:
             response = await original(method, url, **sent)
-        except Exception as error:
+        except BaseException as error:  # a cancelled request has no answer either
             self._lost(call, error)
             raise
         if call is not None and self._refused(call, response.status):
@@ -151,10 +152,12 @@ class HttpWatch:
         return call.body is not None and status in REFUSALS
 
     @guarded()
-    def _lost(self, call: Call | None, error: Exception) -> None:
+    def _lost(self, call: Call | None, error: BaseException) -> None:
         """No answer came: a push without one was not taken, as far as anybody knows."""
         if call is not None:
             call.answered(0, {"message": repr(error)})
+            if isinstance(error, Exception):
+                self.watch.weights[call.engine].lost()
 
     @guarded()
     def _sent_plain(self, url: str, status: int) -> None:
@@ -177,6 +180,8 @@ class HttpWatch:
             self.watch.engine(origin, ask, self._later)
         query = dict(parse_qsl(split.query))
         call = self.routes.call(origin, split.path.rstrip("/"), query, dict(body or {}))
+        if call is not None:
+            call.engine = origin
         if call is not None and call.body is not None and url in self._plain:
             self.watch.unread()
             return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES: Final = 400
 """Reckoned for a sample beside its tokens (8 bytes each)."""
 REMEMBERED_IDS: Final = 100_000
-"""Ids of evicted samples that are remembered, to tell evicted from never seen."""
+"""Ids without a sample that are remembered with the reason, to tell them from ids that were never seen."""
 UNMATCHED: Final = ("unknown", "evicted", "length", "token_ids", "semantics")
 TRAINER: Final = Semantics(engine="trainer", source="rescore", truncation="none", normaliser="full_vocabulary")
 """What a trainer's log-probs are taken for where nothing else is said: of the whole vocabulary, temperature unsaid."""
@@ -70,7 +70,7 @@ class Aligned(NamedTuple):
     groups: list[tuple[Semantics, list[int]]]
     """Matched rows by what their log-probs mean."""
     counts: Counter[str]
-    """Rows: `matched`, and the reasons of `UNMATCHED`."""
+    """Rows: `matched`, `unasked` (the engine was not asked for their log-probs), and the reasons of `UNMATCHED`."""
 
 
 class Samples:
@@ -79,9 +79,10 @@ class Samples:
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
         self.counts: Counter[str] = Counter()
-        """Over the life of the process: kept, replaced, evicted, and the reasons of `UNMATCHED`."""
+        """Over the life of the process: kept, replaced, evicted, unasked, and the reasons of `UNMATCHED`."""
         self._samples: OrderedDict[str, Sample] = OrderedDict()
-        self._evicted: OrderedDict[str, None] = OrderedDict()
+        self._absent: OrderedDict[str, str] = OrderedDict()
+        """Sample id → why there is none: evicted or unasked."""
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -104,9 +105,17 @@ class Samples:
                 gone, evicted = self._samples.popitem(last=False)
                 self._bytes -= _bytes(evicted)
                 self.counts["evicted"] += 1
-                self._evicted[gone] = None
-                if len(self._evicted) > REMEMBERED_IDS:
-                    self._evicted.popitem(last=False)
+                self._remember(gone, "evicted")
+
+    def pass_over(self, sample_id: str) -> None:
+        """Remembers that the engine was not asked for the log-probs of this sample."""
+        with self._lock:
+            self._remember(sample_id, "unasked")
+
+    def _remember(self, sample_id: str, reason: str) -> None:
+        self._absent[sample_id] = reason
+        if len(self._absent) > REMEMBERED_IDS:
+            self._absent.popitem(last=False)
 
     def get(self, sample_id: str) -> Sample | None:
         """The sample of that id, or None."""
@@ -117,6 +126,7 @@ class Samples:
         """Lets samples go that have been trained on."""
         with self._lock:
             for sample_id in _flat(sample_ids):
+                self._absent.pop(sample_id, None)
                 sample = self._samples.pop(sample_id, None)
                 self._bytes -= 0 if sample is None else _bytes(sample)
 
@@ -189,7 +199,8 @@ class Samples:
         """Observes the trainer's `log_probs` [B, T] against what the engine told of the same samples; returns counts.
 
         `semantics` are the trainer's; rows are observed by what the engine's mean, so that one odd request does not
-        silence the others. What did not match becomes the scalar `join.unmatched_share`, and rows whose token ids
+        silence the others. Rows that the engine was asked for and that did not match become the scalar
+        `join.unmatched_share`, those it was not asked for `join.unasked_share`, and rows whose token ids
         or lengths differ a notice, which `semantics_differ` reports. Without any match the pair is missing. `more` goes
         to `Monitor.observe`. Raises ValueError where shapes do not fit.
         """
@@ -216,7 +227,7 @@ class Samples:
         for sample_id in [ids] if isinstance(ids, str) else ids:
             sample = self.get(sample_id)
             if sample is None:
-                return [], "evicted" if sample_id in self._evicted else "unknown"
+                return [], self._absent.get(sample_id, "unknown")
             parts.append(sample)
         if not parts:
             return [], "unknown"
@@ -229,10 +240,12 @@ class Samples:
 
 def _tell(monitor: Monitor, found: Aligned) -> None:
     """The share of rows that did not match, the staleness of those that did, and misalignment as a finding."""
-    rows = sum(found.counts.values())
+    rows, unasked = sum(found.counts.values()), found.counts["unasked"]
     if not rows:
         return
-    scalars: dict[str, float] = {"join.unmatched_share": 1.0 - found.counts["matched"] / rows}
+    scalars: dict[str, float] = {"join.unasked_share": unasked / rows} if unasked else {}
+    if rows > unasked:
+        scalars["join.unmatched_share"] = 1.0 - found.counts["matched"] / (rows - unasked)
     if found.lags_BT is not None and found.groups:
         lags = found.lags_BT[found.mask_BT.cpu()]
         if lags.numel():

@@ -12,13 +12,14 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 import foreshock
 from foreshock import Monitor, Semantics
 from foreshock.adapters.engine_answers import Choice
+from foreshock.adapters.engine_asking import Asking
 from foreshock.adapters.engine_samples import Sample, Samples
 from foreshock.adapters.engine_weights import Ask, WeightWatch
 from foreshock.guard import Guard, guarded
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from foreshock.adapters.engine_http import HttpWatch
 
 ONE = "engine"
+CLOSE_S: Final = 2.0
 
 
 class EngineWatch:
@@ -40,8 +42,8 @@ class EngineWatch:
         self.checksum_share = checksum_share
         self.weights: dict[str, WeightWatch] = {}
         """By engine: one in process, or one per origin of a client that speaks to several."""
-        self.asks = True
-        """Whether log-probs are asked for where the host does not."""
+        self.asking = Asking()
+        """Of which requests log-probs are asked for where the host does not."""
         self.client: Any = None
         """What speaks to the server, where a URL was given."""
         self.http: HttpWatch | None = None
@@ -56,8 +58,9 @@ class EngineWatch:
         """Tells what is pending and logs what the responses since the last time had in common; call before `end_step`.
 
         Scalars: `engine.samples`, `engine.tokens`; shares of responses: `engine.finish_<reason>`,
-        `engine.mixed_versions` (several version labels in one), `engine.unread` (kept by nobody); `engine.cached_share`
-        (of prompt tokens), `engine.retractions` (per response).
+        `engine.mixed_versions` (several version labels in one), `engine.unasked` (no log-probs were asked for),
+        `engine.unread` (asked for and not to be read, or no answer); `engine.cached_share` (of prompt tokens),
+        `engine.retractions` (per response).
         """
         self.settle()
         with self._lock:
@@ -68,7 +71,7 @@ class EngineWatch:
         scalars = {"engine.samples": float(counts["samples"]), "engine.tokens": float(counts["tokens"])}
         scalars["engine.unread"] = counts["unread"] / answers
         if counts["samples"]:
-            shares = ("mixed_versions", "retractions", *(n for n in counts if n.startswith("finish_")))
+            shares = ("unasked", "mixed_versions", "retractions", *(n for n in counts if n.startswith("finish_")))
             scalars |= {f"engine.{name}": counts[name] / counts["samples"] for name in shares}
         if counts["prompt_tokens"]:
             scalars["engine.cached_share"] = counts["cached_tokens"] / counts["prompt_tokens"]
@@ -90,9 +93,12 @@ class EngineWatch:
 
     @guarded()
     def close(self) -> None:
-        """Gives the client its own methods back."""
+        """Gives the client its own methods back; waits up to 2 s until what is pending has been told."""
         while self._undo:
             self._undo.pop()()
+        self.settle()
+        if self.http is not None:
+            self.http.wait(CLOSE_S)
 
     # --- the adapters' side --------------------------------------------------------------------------------------
 
@@ -122,20 +128,29 @@ class EngineWatch:
         semantics: Sequence[Semantics],
         sampling: Sequence[Mapping[str, Any]],
         engine: str,
+        asked: Sequence[bool],
     ) -> None:
-        """Keeps the responses of one answer under `ids`; those without ids, or not as many log-probs, are counted."""
+        """Keeps the responses of one answer under `ids`; those without ids, or not as many log-probs, are counted.
+
+        Of those that were not `asked` for log-probs only the ids are remembered, and the rest is counted as of others.
+        """
         counts: Counter[str] = Counter()
-        for choice, sample_id, meaning, asked in zip(choices, ids, semantics, sampling, strict=True):
-            if not choice.token_ids or len(choice.token_ids) != len(choice.log_probs):
+        self._engine_of(engine).answered()
+        for choice, sample_id, meaning, how, wanted in zip(choices, ids, semantics, sampling, asked, strict=True):
+            if not wanted and not choice.log_probs:
+                self.samples.pass_over(sample_id)
+                counts["unasked"] += 1
+            elif len(choice.token_ids) != len(choice.log_probs) or not (choice.token_ids or _aborted(choice)):
                 counts["unread"] += 1
                 continue
-            self.samples.put(
-                Sample(
-                    sample_id, np.asarray(choice.token_ids, np.int32), np.asarray(choice.log_probs, np.float32),
-                    meaning, engine, asked, choice.spans, choice.finish_reason, choice.prompt_tokens,
-                    choice.cached_tokens, choice.retractions,
-                )
-            )  # fmt: skip
+            else:
+                self.samples.put(
+                    Sample(
+                        sample_id, np.asarray(choice.token_ids, np.int32), np.asarray(choice.log_probs, np.float32),
+                        meaning, engine, how, choice.spans, choice.finish_reason, choice.prompt_tokens,
+                        choice.cached_tokens, choice.retractions,
+                    )
+                )  # fmt: skip
             counts["samples"] += 1
             counts["tokens"] += len(choice.token_ids)
             counts[f"finish_{choice.finish_reason or 'unknown'}"] += 1
@@ -189,6 +204,11 @@ def sample_ids(choices: Sequence[Choice], given: Sequence[str]) -> list[str]:
     if each == 1:
         return [given[min(number, len(given) - 1)] for number in range(len(choices))]
     return [f"{given[min(n // each, len(given) - 1)]}-{n % each}" for n in range(len(choices))]
+
+
+def _aborted(choice: Choice) -> bool:
+    """An abort may come before the first token."""
+    return choice.finish_reason == "abort"
 
 
 def _drop(owner: Any, name: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Digests = Mapping[str, str]
 """Tensor → digest."""
 Ask = Callable[[bool], tuple[Digests | None, str | None]]
+OUTAGE: Final = "after an outage it has other weights than were pushed: it was restarted, or pushed by another client"
 EMPTY: Final = hashlib.sha256(b"").hexdigest()
 """Digest of a tensor without bytes: an engine that packed its weights away shows this, moved or not."""
 
@@ -61,6 +62,10 @@ class WeightWatch:
         """A flush came after the push."""
         self._caching = False
         """Cached tokens were ever seen."""
+        self._lost = False
+        """An answer did not come, and none has come since that was looked after."""
+        self._told_epoch = self._digests_epoch = -1
+        """The epochs of the last push that was told, and of the digests."""
 
     def changing(self) -> None:
         """A call that changes weights or labels is on its way: digests asked for from now on may be after it."""
@@ -97,6 +102,22 @@ class WeightWatch:
         """A response found tokens in the cache: the engine keeps one."""
         self._caching = True
 
+    def lost(self) -> None:
+        """An answer did not come: the engine may come back with the weights that it was started with."""
+        self._lost = True
+
+    def answered(self) -> None:
+        """The engine has answered: after an outage it is asked whether it still has what was pushed last."""
+        if not self._lost:
+            return
+        with self._lock:
+            if self._updates or self._labelled or time.monotonic() < self._next_ask_s:
+                return
+            self._lost, epoch = False, self._epoch
+            if self._told_epoch != epoch:
+                return
+        self._run(lambda: self._look_after_outage(epoch))
+
     def event(self, kind: str, **data: Any) -> None:
         """Something else that happened to the engine: pause, resume, sleep, wake."""
         self._monitor.notice(kind, engine=self.engine, **data)
@@ -127,7 +148,7 @@ class WeightWatch:
                 data["caching"] = True
             flushed = self._flushed
             self._updates, self._failures, self._pushed = 0, [], None
-            self._labelled = self._flushed = False
+            self._labelled = self._flushed = self._lost = False
             epoch = self._epoch
         self._run(lambda: self._tell(data, flushed, epoch))
 
@@ -136,6 +157,9 @@ class WeightWatch:
         if epoch != self._epoch:
             # Another push began meanwhile: whose digests these are, nobody knows.
             checked = self._digests = self._label = None
+        else:
+            self._told_epoch = epoch
+            self._digests_epoch = self._digests_epoch if checked is None else epoch
         data["version"] = self._label if self._label is not None else str(data.get("pushed", ""))
         if checked is not None:
             data["checksum"] = combined(checked)
@@ -144,6 +168,23 @@ class WeightWatch:
         self._monitor.notice("weights", **data)
         if flushed:
             self._monitor.notice("flush", engine=self.engine)
+
+    def _look_after_outage(self, epoch: int) -> None:
+        """Tells of weights that are not those of the last push, by the engine's label or by its digests."""
+        label, before = self._label, self._digests if self._digests_epoch == epoch else None
+        checked = self._look()
+        if epoch != self._epoch:
+            self._digests = None
+            return
+        self._digests_epoch = self._digests_epoch if checked is None else epoch
+        relabelled = None not in (label, self._label) and label != self._label
+        moved = bool(before and checked and changed_share(before, checked))
+        if not relabelled and not moved:
+            return
+        data: dict[str, Any] = {"side": "engine", "engine": self.engine, "ok": False, "updates": 0, "message": OUTAGE}
+        # Whatever was started anew has an empty cache.
+        data |= {"pushed": label or "", "version": self._label or "", "clean": True}
+        self._monitor.notice("weights", **data | ({"checksum": combined(checked)} if checked else {}))
 
     def _look(self) -> Digests | None:
         """Fresh digests, or None where they are not told or not due; the label with them."""

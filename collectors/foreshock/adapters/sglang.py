@@ -2,7 +2,7 @@
 
 Watched on this instance alone: `Engine.generate`/`async_generate`, its weight updates and flushes; or what an HTTP
 client posts to `/generate`, the OpenAI routes, `/update_weights_from_*`, `/flush_cache` and their like. Log-probs are
-asked for on every request (the engine gathers one number per token); nothing is re-tokenised.
+asked for on every request, or on a share of them (`ask`); nothing is re-tokenised.
 
 sglang's log-probs are of softmax(logits / T): after penalties and temperature, before top-k, top-p and min-p.
 """
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
+from foreshock.adapters.engine_asking import openai_asking
 from foreshock.adapters.engine_attach import attach
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
 from foreshock.adapters.engine_http import Call
@@ -23,6 +24,8 @@ from foreshock.adapters.sglang_engine import InProcess
 from foreshock.adapters.sglang_requests import ENGINE, SESSION, UPDATES, Asked, Meaning, asking, digests_of
 
 __all__ = ["CAPABILITIES", "IMPOSSIBLE", "wrap"]
+ASK: Final = 1.0
+"""Share of the responses that are asked for log-probs; what that costs is in docs/hosts/sglang.md."""
 EVENTS: Final = {
     "pause_generation": "pause", "continue_generation": "resume", "release_memory_occupation": "sleep",
     "resume_memory_occupation": "wake",
@@ -37,7 +40,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
-    ask: bool = True,
+    ask: float = ASK,
     original_log_probs: bool | None = None,
     **arguments: Any,
 ) -> EngineWatch:
@@ -45,10 +48,11 @@ def wrap(
 
     Give the trainer's `monitor`, or what makes one of role `rollout` (run, url …). Without a service's url the engine
     is left untouched. `max_bytes` bounds what is kept for the join; `checksum_share` is the share of time that the
-    engine's checksums may take (0: never asked). Without `ask` only those log-probs are read that the host asked for.
-    `resync` pushes the trainer's weights: with it the run can be asked to `resync_engine`. `original_log_probs`:
-    whether the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB (by default this process's own environment
-    says so). Raises TypeError for an object of no known kind.
+    engine's checksums may take (0: never asked). `ask` is the share of the responses whose log-probs are asked for
+    where the host does not: True all, False none; those that the host asks for are read in any case. `resync` pushes
+    the trainer's weights: with it the run can be asked to `resync_engine`. `original_log_probs`: whether the server
+    was started with SGLANG_RETURN_ORIGINAL_LOGPROB (by default this process's own environment says so).
+    Raises TypeError for an object of no known kind, ValueError for an `ask` outside [0, 1].
     """
     watch = begin(run, monitor, ENGINE, max_bytes, checksum_share, arguments)
     if original_log_probs is None:
@@ -75,10 +79,10 @@ class Routes:
             return self._openai(engine, CHAT if path.endswith(CHAT) else COMPLETIONS, body)
         if name == "generate":
             weights.generating()
-            changed, named = asking(body, "text", self.watch.asks)
+            changed, named, wanted = asking(body, "text", self.watch.asking)
             asked = Asked(
-                self.watch, self.meaning, engine, named if "rid" in changed else [], body.get("sampling_params")
-            )  # fmt: skip
+                self.watch, self.meaning, engine, named if "rid" in changed else [], body.get("sampling_params"), wanted
+            )
             return Call(body | changed, self._kept(asked), asked.event)
         if name in (*UPDATES, *SESSION):
             weights.changing()
@@ -116,13 +120,10 @@ class Routes:
             self.watch.unread()  # sglang refuses to tell token ids in a chat stream
             return None
         given = body.get("rid")
-        changed: dict[str, Any] = {"return_token_ids": True, "return_meta_info": True}
-        if self.watch.asks and route == CHAT:
-            changed["logprobs"] = True
-        elif self.watch.asks and body.get("logprobs") is None:
-            changed["logprobs"] = 0
+        added, wanted = openai_asking(route, body, self.watch.asking)
+        changed = {"return_token_ids": True, "return_meta_info": True} | added
         named = [given] if isinstance(given, str) else list(given or ())
-        asked = Asked(self.watch, self.meaning, engine, named, body)
+        asked = Asked(self.watch, self.meaning, engine, named, body, [wanted])
 
         def answered(status: int, answer: Any) -> None:
             if status != 200:

@@ -64,10 +64,11 @@ class InProcess:
         self.weights.generating()
         names = ("prompt", "sampling_params", "input_ids")
         request = dict(zip(names, args, strict=False)) | kwargs
-        changed, named = asking(request, "prompt", self.watch.asks)
+        changed, named, wanted = asking(request, "prompt", self.watch.asking)
         given = named if "rid" in changed else []
         changed = {name: value for name, value in changed.items() if self._accepts_all or name in self._accepted}
-        return Asked(self.watch, self.meaning, ENGINE, given, request.get("sampling_params")), kwargs | changed
+        asked = Asked(self.watch, self.meaning, ENGINE, given, request.get("sampling_params"), wanted)
+        return asked, kwargs | changed
 
     @guarded()
     def _answered(self, asked: Asked, answer: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from foreshock import Semantics
 from foreshock.adapters.engine_answers import Choice, Json, describe
+from foreshock.adapters.engine_asking import Asking, per_choice
 from foreshock.adapters.engine_sampling import PENALTIES, settings_of, spelled, temperature_of
 from foreshock.adapters.engine_watch import EngineWatch, sample_ids
 from foreshock.adapters.engine_weights import Digests
@@ -36,20 +37,28 @@ class Meaning:
 
 
 class Asked:
-    """One request: its ids, and how each of its prompts is sampled."""
+    """One request: its ids, how each of its prompts is sampled, and of which of them log-probs were asked for."""
 
-    def __init__(self, watch: EngineWatch, meaning: Meaning, engine: str, given: Sequence[str], params: Any) -> None:
+    def __init__(
+        self,
+        watch: EngineWatch,
+        meaning: Meaning,
+        engine: str,
+        given: Sequence[str],
+        params: Any,
+        wanted: Sequence[bool] = (True,),
+    ) -> None:
         self.watch, self.meaning, self.engine, self.given = watch, meaning, engine, list(given)
+        self.wanted = list(wanted)
         self.settings = [settings_of(p) for p in params] if isinstance(params, list) else [settings_of(params or {})]
         self.streamed: dict[int, Choice] = {}
 
     def keep(self, choices: Sequence[Choice]) -> None:
         """The choices of the answer, those of one prompt side by side."""
-        each = max(1, len(choices) // len(self.settings))
-        asked = [self.settings[min(n // each, len(self.settings) - 1)] for n in range(len(choices))]
+        asked = per_choice(self.settings, len(choices))
         meant = [self.meaning.of(settings) for settings in asked]
         ids = sample_ids(choices, self.given)
-        self.watch.keep(choices, ids, meant, asked, self.engine)
+        self.watch.keep(choices, ids, meant, asked, self.engine, per_choice(self.wanted, len(choices)))
 
     def event(self, said: Json) -> None:
         """One event of `/generate`: cumulative by default, incremental where the server says so."""
@@ -63,6 +72,8 @@ class Asked:
             choice.token_ids, choice.log_probs = [], []
         choice.log_probs += [float(pair[0]) for pair in pairs]
         choice.token_ids += [int(pair[1]) for pair in pairs]
+        if not choice.log_probs:
+            choice.token_ids = [0] * int(meta.get("completion_tokens") or 0)  # unasked: no more than counted
         describe(meta, choice)
 
     def answered(self, answer: Any) -> None:
@@ -77,15 +88,21 @@ class Asked:
             pairs = meta.get("output_token_logprobs") or ()
             choice.log_probs = [float(pair[0]) for pair in pairs]
             choice.token_ids = [int(pair[1]) for pair in pairs]
-            if list(said.get("output_ids") or choice.token_ids) != choice.token_ids:
+            ids = list(said.get("output_ids") or choice.token_ids)
+            if choice.log_probs and ids != choice.token_ids:
                 choice.token_ids = []  # the answer contradicts itself: unread
+            elif not choice.log_probs:
+                choice.token_ids = ids
             describe(meta, choice)
             choices.append(choice)
         self.keep(choices)
 
 
-def asking(request: Mapping[str, Any], prompts: str, log_probs: bool) -> tuple[dict[str, Any], list[str]]:
-    """What must change in a request for log-probs and ids to come back, and the ids; `prompts` names the text field."""
+def asking(request: Mapping[str, Any], prompts: str, asking: Asking) -> tuple[dict[str, Any], list[str], list[bool]]:
+    """What must change in a request for log-probs and ids to come back, the ids, and which prompts ask for log-probs.
+
+    `prompts` names the text field.
+    """
     text, ids = request.get(prompts), request.get("input_ids")
     batch = (
         text if isinstance(text, list) else ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
@@ -96,16 +113,25 @@ def asking(request: Mapping[str, Any], prompts: str, log_probs: bool) -> tuple[d
     params = request.get("sampling_params")
     first = params[0] if isinstance(params, list) and params else params
     # With n > 1 the engine makes up ids of its own: those of the answer are then the samples'.
-    made_up = request.get("rid") is None and int((first or {}).get("n") or 1) > 1
+    each = int((first or {}).get("n") or 1)
+    made_up = request.get("rid") is None and each > 1
     changed: dict[str, Any] = {} if made_up else {"rid": given}
-    said = request.get("return_logprob")
-    if log_probs:
-        changed["return_logprob"] = [True] * len(said) if isinstance(said, list) else True
+    count, said = 1 if batch is None else len(batch), request.get("return_logprob")
+    if isinstance(said, list):
+        wanted = asking.among([bool(one) for one in said], [each] * len(said))
+    elif each > 1:  # sglang takes no list there
+        wanted = asking.among([bool(said)], [each * count])
+    else:
+        wanted = asking.among([bool(said)] * count, [1] * count)
+    if isinstance(said, list) or len(set(wanted)) > 1:
+        changed["return_logprob"] = wanted
+    elif wanted and wanted[0]:
+        changed["return_logprob"] = True
     if isinstance(given, str):
         named = [given] if batch is None or len(batch) == 1 else [f"{given}_{n}" for n in range(len(batch))]
     else:
         named = [str(one) for one in given]
-    return changed, named
+    return changed, named, wanted
 
 
 def digests_of(ranks: Any) -> Digests | None:

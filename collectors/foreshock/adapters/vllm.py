@@ -2,7 +2,8 @@
 
 Watched on this instance alone: `LLM.generate`/`chat`, `AsyncLLM.generate`, their weight updates, sleeps and cache
 resets; or what an HTTP client posts to `/inference/v1/generate`, the OpenAI routes and the server's RL routes.
-Log-probs of the sampled tokens are asked for on every request; nothing is re-tokenised.
+Log-probs of the sampled tokens are asked for, on a share of the requests where the host does not ask; nothing is
+re-tokenised.
 
 vLLM's log-probs are by default (`raw_logprobs`) of the model's logits before penalties, temperature and truncation;
 `processed_logprobs` are after all of them, renormalised over the kept set. Answers do not say which: the engine in
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
+from foreshock.adapters.engine_asking import openai_asking
 from foreshock.adapters.engine_attach import attach
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
 from foreshock.adapters.engine_http import Call
@@ -25,6 +27,9 @@ from foreshock.adapters.vllm_engine import AsyncInProcess, InProcess, mode_of
 from foreshock.adapters.vllm_requests import ENGINE, GENERATE, MODES, Asked, loads
 
 __all__ = ["CAPABILITIES", "IMPOSSIBLE", "wrap"]
+ASK: Final = 0.05
+"""Share of the responses that are asked for log-probs where the host does not ask: what that costs vLLM is in
+docs/hosts/vllm.md."""
 
 
 def wrap(
@@ -35,7 +40,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
-    ask: bool = True,
+    ask: float = ASK,
     logprobs_mode: str | None = None,
     **arguments: Any,
 ) -> EngineWatch:
@@ -131,10 +136,11 @@ class Routes:
     def _generate(self, engine: str, body: dict[str, Any]) -> Call:
         self.watch.weights[engine].generating()
         params = dict(body.get("sampling_params") or {})
-        if self.watch.asks and params.get("logprobs") is None:
+        wanted = self.watch.asking.among([params.get("logprobs") is not None], [int(params.get("n") or 1)])
+        if wanted[0] and params.get("logprobs") is None:
             params["logprobs"] = 0
         given = body.get("request_id") or uuid.uuid4().hex
-        asked = Asked(self.watch, self.mode, engine, [given] if body.get("request_id") else [], params)
+        asked = Asked(self.watch, self.mode, engine, [given] if body.get("request_id") else [], params, wanted)
 
         def answered(status: int, answer: Any) -> None:
             if status != 200:
@@ -148,13 +154,10 @@ class Routes:
 
     def _openai(self, engine: str, route: str, body: dict[str, Any]) -> Call:
         self.watch.weights[engine].generating()
-        changed: dict[str, Any] = {"return_token_ids": True}
-        if self.watch.asks and route == CHAT:
-            changed["logprobs"] = True
-        elif self.watch.asks and body.get("logprobs") is None:
-            changed["logprobs"] = 0
+        added, wanted = openai_asking(route, body, self.watch.asking)
+        changed = {"return_token_ids": True} | added
         given = body.get("request_id")
-        asked = Asked(self.watch, self.mode, engine, [str(given)] if given else [], body)
+        asked = Asked(self.watch, self.mode, engine, [str(given)] if given else [], body, [wanted])
 
         def answered(status: int, answer: Any) -> None:
             if status != 200:

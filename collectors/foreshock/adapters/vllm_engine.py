@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from foreshock.adapters.engine_answers import Choice
 from foreshock.adapters.engine_watch import ONE, EngineWatch
 from foreshock.adapters.engine_weights import Digests, WeightWatch
-from foreshock.adapters.vllm_requests import ENGINE, Asked, add, asking, describe, loads, merged
+from foreshock.adapters.vllm_requests import ENGINE, Asked, add, asking, describe, loads, merged, prompts_of
 from foreshock.guard import Guard, guarded
 
 
@@ -67,9 +67,6 @@ class _Engine:
         elif name == "resume_generation":
             self._event("resume")
 
-    def _asking(self, params: Any) -> Any:
-        return asking(params) if self.watch.asks else params
-
     def _failed(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
         if name == "collective_rpc" and not loads(kwargs.get("method", args[0] if args else None)):
             return
@@ -118,12 +115,13 @@ class InProcess(_Engine):
         given = kwargs.pop("sample_ids", ())
         params = args[1] if len(args) > 1 else kwargs.get("sampling_params")
         params = self.engine.get_default_sampling_params() if params is None else params
-        asked = [self._asking(one) for one in params] if isinstance(params, Sequence) else self._asking(params)
+        prompts = args[0] if args else kwargs.get("prompts", kwargs.get("messages"))
+        asked, wanted = asking(params, prompts_of(prompts), self.watch.asking)
         if len(args) > 1:
             args = (args[0], asked, *args[2:])
         else:
             kwargs["sampling_params"] = asked
-        return Asked(self.watch, self.mode, ENGINE, given, asked), args, kwargs
+        return Asked(self.watch, self.mode, ENGINE, given, params, wanted), args, kwargs
 
     @guarded()
     def _answered(self, asked: Asked, answers: Any) -> None:
@@ -171,13 +169,13 @@ class AsyncInProcess(_Engine):
         self.weights.generating()
         kwargs = dict(kwargs)
         params = args[1] if len(args) > 1 else kwargs["sampling_params"]
-        asked = self._asking(params)
+        asked, wanted = asking(params, 1, self.watch.asking)
         given = args[2] if len(args) > 2 else kwargs["request_id"]
         if len(args) > 1:
             args = (args[0], asked, *args[2:])
         else:
             kwargs["sampling_params"] = asked
-        return Asked(self.watch, self.mode, ENGINE, [str(given)], asked), args, kwargs
+        return Asked(self.watch, self.mode, ENGINE, [str(given)], params, wanted), args, kwargs
 
     async def _stream(self, asked: Asked, answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for answer in answers:

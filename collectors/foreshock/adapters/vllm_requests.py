@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from foreshock import Semantics
 from foreshock.adapters.engine_answers import Choice, Json, spans_of
+from foreshock.adapters.engine_asking import Asking, per_choice
 from foreshock.adapters.engine_sampling import PENALTIES, TRUNCATION, settings_of, spelled, temperature_of
 from foreshock.adapters.engine_watch import EngineWatch, sample_ids
 from foreshock.adapters.engine_weights import Digests
@@ -37,10 +38,18 @@ def meaning_of(mode: str, settings: Mapping[str, Any], complete: bool) -> Semant
 
 
 class Asked:
-    """One request: the ids that the caller gave, and how it is sampled."""
+    """One request: the ids that the caller gave, how it is sampled, and of which prompts log-probs were asked for."""
 
-    def __init__(self, watch: EngineWatch, mode: str, engine: str, given: Sequence[str], params: Any) -> None:
-        self.watch, self.engine, self.given = watch, engine, list(given)
+    def __init__(
+        self,
+        watch: EngineWatch,
+        mode: str,
+        engine: str,
+        given: Sequence[str],
+        params: Any,
+        wanted: Sequence[bool] = (True,),
+    ) -> None:
+        self.watch, self.engine, self.given, self.wanted = watch, engine, list(given), list(wanted)
         several = params if isinstance(params, Sequence) and not isinstance(params, str | Mapping) else [params]
         self.settings = [settings_of(one or {}) for one in several]
         complete = not isinstance(several[0], Mapping)
@@ -52,11 +61,10 @@ class Asked:
 
     def keep(self, choices: Sequence[Choice]) -> None:
         """The choices of the answer, those of one prompt side by side."""
-        each = max(1, len(choices) // len(self.settings))
-        which = [min(n // each, len(self.settings) - 1) for n in range(len(choices))]
+        count = len(choices)
         self.watch.keep(
-            choices, sample_ids(choices, self.given), [self.meanings[w] for w in which],
-            [self.settings[w] for w in which], self.engine,
+            choices, sample_ids(choices, self.given), per_choice(self.meanings, count),
+            per_choice(self.settings, count), self.engine, per_choice(self.wanted, count),
         )  # fmt: skip
 
     def event(self, said: Json) -> None:
@@ -89,13 +97,40 @@ class Asked:
         self.keep([self.streamed[index] for index in sorted(self.streamed)])
 
 
-def asking(params: Any) -> Any:
-    """The sampling parameters with log-probs of the sampled tokens; a copy where that must be added."""
-    if getattr(params, "logprobs", 0) is not None:
-        return params
+def asking(params: Any, prompts: int, asking: Asking) -> tuple[Any, list[bool]]:
+    """Sampling parameters (one, or one a prompt) with log-probs of the sampled tokens where those are asked for.
+
+    And for which prompts they are. Copies where that must be added; one for all stays one where all are alike.
+    """
+    several = isinstance(params, Sequence)
+    each = list(params) if several else [params] * prompts
+    wanting = [getattr(one, "logprobs", 0) is not None for one in each]
+    wanted = asking.among(wanting, [int(getattr(one, "n", 1) or 1) for one in each])
+    if wanted == wanting:
+        return params, wanted
+    if several:
+        return [
+            one if wants or not asks else _with_log_probs(one)
+            for one, wants, asks in zip(each, wanting, wanted, strict=True)
+        ], wanted
+    copied = _with_log_probs(params)
+    return copied if all(wanted) else [copied if asks else params for asks in wanted], wanted
+
+
+def _with_log_probs(params: Any) -> Any:
     params = params.clone() if hasattr(params, "clone") else copy.copy(params)
     params.logprobs = 0
     return params
+
+
+def prompts_of(prompts: Any) -> int:
+    """How many prompts (or conversations) `LLM.generate` and `chat` take this for; 1 where it has no length."""
+    one = isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__len__")
+    if one or not len(prompts):
+        return 1
+    first = prompts[0]
+    conversation = isinstance(first, Mapping) and "role" in first
+    return 1 if conversation or isinstance(first, int) else len(prompts)
 
 
 def add(output: Any, choice: Choice) -> None:
