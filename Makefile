@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test test-engines lint types docs pictures bench latency bench-ingest bench-peers faults attacks security sbom soak lab lab-seed clean
+.PHONY: setup demo test test-engines lint types docs pictures bench latency bench-ingest bench-peers faults attacks security sbom replicas soak lab lab-seed clean
 
 setup: $(VENV)/.ready  ## make .venv and install everything that the tests and the demo need
 
@@ -81,7 +81,7 @@ out/detection-peers/.ready:
 	  trainspotter==0.2.6 diptest==0.12.0
 	touch $@
 
-faults: setup  ## kills, cuts, fills and corrupts while jobs train; nothing may be lost or doubled (docs/faults.md)
+faults: setup  ## kills, cuts, fills and corrupts while jobs train, three times each; nothing may be lost or doubled (docs/faults.md)
 	$(BIN)/python -m benchmarks.faults
 
 attacks: setup  ## a running service, the SDK and the CLI under attack: tried, expected, got (docs/threat-model.md)
@@ -95,7 +95,10 @@ sbom: setup  ## what is installed, with licences, as CycloneDX JSON in out/sbom.
 	mkdir -p out
 	$(BIN)/cyclonedx-py environment --output-reproducible --of JSON -o out/sbom.json $(BIN)/python
 
-soak: setup  ## 500 simulated runs for minutes: nothing lost, memory and latency flat, frames bounded by retention
+replicas: setup  ## one to three replicas on one PostgreSQL, one killed and one stopped: everything once (docs/sizing.md)
+	$(BIN)/python -m benchmarks.replicas
+
+soak: setup  ## 500 simulated runs for minutes: nothing lost, memory and latency flat, the database bounded by retention
 	$(BIN)/python -m benchmarks.soak --json out/soak.json
 
 lab: setup  ## the figures of lab/README.md, from scratch

@@ -54,10 +54,10 @@ def main() -> None:
             rows, wrong = carry_out(target.start(), attacks)
         finally:
             target.stop()
-    print("\n".join([HEADER, *rows, f"\n{len(rows)} attacks, {len(wrong)} not as expected"]))
     if chosen.json:
         chosen.json.write_text(json.dumps({"rows": rows, "wrong": [tried.tried for tried in wrong]}, indent=1) + "\n")
-    sys.exit(1 if wrong else 0)
+    print("\n".join([HEADER, *rows, f"\n{len(rows)} attacks, {len(wrong)} not as expected"]))
+    sys.exit(1 if wrong or not rows else 0)
 
 
 if __name__ == "__main__":

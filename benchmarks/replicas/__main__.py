@@ -158,7 +158,7 @@ def table(results: Sequence[dict[str, Any]]) -> None:
         name = f"{one['replicas']}, one killed, one stopped" if one["faults"] else str(one["replicas"])
         print(
             f"{name:26s} {one['frames']:6d} {one['frames_per_s']:9.0f} {one['evaluated_per_s']:12.0f}"
-            f" {one['p50_ms']:7.1f} {one['p99_ms']:7.1f} {one['sent_again']:11d} {one['reads']:12d}"
+            f" {one['p50_ms'] or 0:7.1f} {one['p99_ms'] or 0:7.1f} {one['sent_again']:11d} {one['reads']:12d}"
         )
     for one in results:
         what = f"{one['replicas']}{' with faults' if one['faults'] else ''}, {one['planted']} old frames planted"
@@ -184,8 +184,8 @@ def main() -> int:
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     if options.json:
         options.json.write_text(json.dumps({"load_average": os.getloadavg(), "results": results}, indent=1))
-    table(results)
     print(f"load average {os.getloadavg()[0]:.1f}")
+    table(results)
     return 0 if all(all(one["kept"].values()) for one in results) else 1
 
 
