@@ -17,6 +17,7 @@ import pytest
 
 import foreshock
 from foreshock.monitor import Monitor
+from foreshock.stats.merge import record_of
 from foreshock.wire import Envelope, Frame, Notice, Reply
 from foreshock.wire.codec import MSGPACK, decode_envelope, encode
 from foreshock.wire.commands import Ack, Command
@@ -84,6 +85,8 @@ class FakeService:
         return [self.items[key] for key in self.order]
 
     def take(self, envelope: Envelope) -> Reply:
+        for frame in envelope.frames:
+            frame.pairs = {name: record_of(pair) for name, pair in frame.pairs.items()}
         with self.changed:
             self.envelopes.append(envelope)
             self.losses[envelope.client] = dict(envelope.losses)

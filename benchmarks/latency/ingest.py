@@ -17,6 +17,7 @@ from concurrent.futures import Future
 import torch
 
 from benchmarks.latency.databases import database
+from foreshock.stats.packed import pack
 from foreshock.stats.pair import PairAccumulator
 from foreshock.stats.record import PairRecord
 from foreshock.wire import PROTOCOL, Envelope, Frame, Reply
@@ -39,13 +40,14 @@ def record() -> PairRecord:
 
 
 def envelopes(client: str, rank: int, ranks: int, frames: int, count: int, pair: PairRecord) -> list[Envelope]:
+    block = pack(pair)
     scalars = {f"scalar.{i}": i / 7 for i in range(30)}
     made = []
     for n in range(count):
         body = [
             Frame(
                 sequence=n * frames + i + 1, step=n * frames + i, role="trainer", rank=rank, sealed_s=1.0,
-                scalars=scalars, pairs={"policy": pair, "mismatch": pair, "mismatch_current": pair},
+                scalars=scalars, pairs={"policy": block, "mismatch": block, "mismatch_current": block},
             )
             for i in range(frames)
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks.ingest.load import SCALARS, Connection
+from foreshock.stats.packed import pack
 from foreshock.stats.record import PairRecord
 from foreshock.wire import PROTOCOL, Ack, Envelope, Frame, Notice
 from foreshock.wire.codec import encode
@@ -74,7 +75,7 @@ class Job:
         ill = {"grad.nonfinite": 1.0} if step >= self.ill_from else {"grad.nonfinite": 0.0}
         return Frame(
             sequence=first + step + 1, step=step, role="trainer", rank=rank, sealed_s=1.0, scalars=SCALARS | ill,
-            pairs={"policy": pair, "mismatch": pair}, step_s=1.0,
+            pairs={"policy": pack(pair), "mismatch": pack(pair)}, step_s=1.0,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from benchmarks.ingest.load import SCALARS, Connection
+from foreshock.stats.packed import pack
 from foreshock.stats.record import PairRecord
 from foreshock.wire import PROTOCOL, Envelope, Frame
 from foreshock.wire.codec import encode
@@ -37,7 +38,7 @@ class Run:
         self.name = name
         self.step = 0
         self._clients = [uuid.uuid4().hex for _ in range(ranks)]
-        self._records = records
+        self._blocks: list[bytes | PairRecord] = list(map(pack, records))
         self._random = random.Random(seed)
 
     def bodies(self) -> list[bytes]:
@@ -47,7 +48,7 @@ class Run:
         scalars = {name: value * wander * self._random.uniform(0.97, 1.03) for name, value in SCALARS.items()}
         made = []
         for rank, client in enumerate(self._clients):
-            pairs = {name: self._random.choice(self._records) for name in ("policy", "mismatch")}
+            pairs = {name: self._random.choice(self._blocks) for name in ("policy", "mismatch")}
             frame = Frame(
                 sequence=self.step, step=self.step, role="trainer", rank=rank, sealed_s=1.0, scalars=scalars,
                 pairs=pairs, step_s=1.0,

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
+from foreshock.stats.packed import pack
+from foreshock.stats.record import PairRecord
 from foreshock.wire import Reply
 from foreshock_service.app import create_app
 from foreshock_service.settings import Settings
@@ -35,6 +37,17 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
+GOOD = pack(PairRecord(masked=9, tokens=0, nonfinite=9, abs_sketch=[7, 2, -40, 1], missing={"*": "empty_mask"}))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    block = bytearray(GOOD)
+    for _ in range(draw(st.integers(0, 4))):
+        block[draw(st.integers(0, len(block) - 1))] = draw(st.integers(0, 255))
+    return bytes(block[: draw(st.integers(0, len(block)))]) if draw(st.booleans()) else bytes(block)
+
+
 frames = st.fixed_dictionaries(
     {},
     optional={
@@ -44,7 +57,7 @@ frames = st.fixed_dictionaries(
         "rank": st.integers(0, 3) | numbers,
         "sealed_s": numbers,
         "generation": st.integers(0, 2) | numbers,
-        "pairs": st.dictionaries(st.sampled_from(["policy", "mismatch"]) | texts, plain, max_size=2),
+        "pairs": st.dictionaries(st.sampled_from(["policy", "mismatch"]) | texts, plain | damaged(), max_size=2),
         "scalars": st.dictionaries(st.sampled_from(["loss", "reward.mean"]) | texts, numbers, max_size=4),
         "missing": st.dictionaries(texts, texts, max_size=2),
         "semantics": plain,
@@ -57,7 +70,7 @@ notices = st.fixed_dictionaries(
 )
 envelopes = st.fixed_dictionaries(
     {
-        "protocol": st.just(1) | numbers,
+        "protocol": st.sampled_from([1, 2]) | numbers,
         "client": st.uuids().map(lambda u: u.hex) | texts,
         "sequence": st.integers(1, 9) | numbers,
         "run": st.sampled_from(["math/q", "math/r"]) | texts,
@@ -131,12 +144,22 @@ def test_noise(client: TestClient, body: bytes) -> None:
 @given(data=st.data())
 def test_a_good_envelope_with_some_bytes_changed(client: TestClient, data: st.DataObject) -> None:
     good = {
-        "protocol": 1,
+        "protocol": 2,
         "client": "e" * 32,
         "sequence": 2,
         "run": "math/q",
         "launch": "launch",
-        "frames": [{"sequence": 1, "step": 1, "role": "trainer", "rank": 0, "sealed_s": 1.0, "scalars": {"loss": 1.0}}],
+        "frames": [
+            {
+                "sequence": 1,
+                "step": 1,
+                "role": "trainer",
+                "rank": 0,
+                "sealed_s": 1.0,
+                "scalars": {"loss": 1.0},
+                "pairs": {"policy": GOOD},
+            }
+        ],
         "notices": [{"sequence": 2, "kind": "note", "sealed_s": 1.0, "data": {"text": "x"}}],
     }
     body = bytearray(msgspec.msgpack.encode(good))

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from foreshock.stats.packed import pack
 from foreshock.stats.record import EvidenceToken, PairRecord
 from foreshock.wire import PROTOCOL, SUPPORTED, Action, Command, Envelope, Frame, Notice, Reply, Semantics
 from foreshock.wire.codec import JSON, MSGPACK, decode_envelope, decode_reply, encode
@@ -22,12 +23,13 @@ def envelope() -> Envelope:
     record = PairRecord(
         masked=5, tokens=3, nonfinite=1, sentinels=1, zeros=1, positives=1, sequences=1,
         logp=[-1.5, 0.25, 0.5, 0.125, 0.75, 0.0, 1.0], prob=[0.25, 0.125, 0.5, 0.0625, 0.03125],
-        sums=[0.75, 0.5, 3.25, 3.5, 0.375], extremes=[-0.25, 0.5, 0.125], abs_sketch=[1, 2, 3],
+        sums=[0.75, 0.5, 3.25, 3.5, 0.375], extremes=[-0.25, 0.5, 0.125], abs_sketch=[1, 2, -9, 1],
+        seq_sums=[0.25, 0.5, 0.125, 0.75, 0.75], seq_weights=[0.5, 1.0, 1.0], seq_abs_sketch=[900, 1],
         missing={"kl_k3": "overflow"},
     )  # fmt: skip
     record.set_evidence([EvidenceToken(4, 2, 1234, -0.5, -1.0)])
     frame = Frame(
-        sequence=3, step=41, role="trainer", rank=1, sealed_s=1000.5, generation=1, pairs={"policy": record},
+        sequence=3, step=41, role="trainer", rank=1, sealed_s=1000.5, generation=1, pairs={"policy": pack(record)},
         scalars={"reward.mean": 0.5, "grad.norm": math.inf}, missing={"mismatch": "no_rollout_logprobs"},
         semantics={"policy": {"b": Semantics(engine="trainer", temperature=1.0, source="rescore")}}, step_s=12.5,
     )  # fmt: skip

@@ -37,15 +37,15 @@ class Figures:
 
     def __init__(self, many: Stack) -> None:
         self.many = many
-        self.tokens = many.counts["tokens"].astype(np.float64)
+        self.tokens = self.count("tokens")
         self.n = np.maximum(self.tokens, 1.0)
-        self.sequences = many.counts["sequences"].astype(np.float64)
+        self.sequences = self.count("sequences")
         self.logp, self.prob, self.sums = many["logp"].T, many["prob"].T, many["sums"].T
         self.low, self.high, self.prob_high = many["extremes"].T
-        self._quantiles: dict[tuple[str, float], Array] = {}
+        self._found: dict[str, tuple[IntArray, IntArray]] = {}
 
     def count(self, name: str) -> Array:
-        return self.many.counts[name].astype(np.float64)
+        return self.many.count(name).astype(np.float64)
 
     @cached_property
     def largest(self) -> Array:
@@ -59,33 +59,33 @@ class Figures:
         return 1.0 + bd / bb, constant, _CONSTANT
 
     @cached_property
-    def _dense(self) -> dict[str, tuple[IntArray, IntArray]]:
-        rows = np.arange(len(self.many))
-        return {name: kept.dense(rows, len(self.many)) for name, kept in self.many.sketches.items()}
+    def _cumulated(self) -> IntArray:
+        """Counts of all entries before each, and of all at the end."""
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.many.sketches.count)])
+
+    def _places(self, name: str) -> tuple[IntArray, IntArray]:
+        if name not in self._found:
+            self._found[name] = self.many.sketches.of(len(self.many), name)
+        return self._found[name]
 
     def quantile(self, name: str, share: float) -> Array:
         """`sketch.quantile` of each record's sketch; NaN where it is empty."""
-        if (name, share) not in self._quantiles:
-            used = self._dense[name][1]
-            cumulated = self._cumulations[name]
-            total = cumulated[:, -1] if used.size else np.zeros(len(self.many), dtype=np.int64)
-            rank = np.minimum(total, np.maximum(1, np.ceil(share * total - 1e-9))).astype(np.int64)
-            index = (cumulated < rank[:, None]).sum(axis=1)
-            values = np.append(_midpoints()[used], np.nan)[np.where(total > 0, index, len(used))]
-            self._quantiles[name, share] = values
-        found: Array = self._quantiles[name, share]
-        return found
-
-    @cached_property
-    def _cumulations(self) -> dict[str, IntArray]:
-        return {name: counts.cumsum(axis=1) for name, (counts, _) in self._dense.items()}
+        begin, end = self._places(name)
+        before = self._cumulated[begin]
+        total = self._cumulated[end] - before
+        rank = np.minimum(total, np.maximum(1, np.ceil(share * total - 1e-9))).astype(np.int64)
+        # The first entry up to which so many are counted.
+        index = np.searchsorted(self._cumulated[1:], before + rank)
+        bucket = np.append(self.many.sketches.bucket, 0)[index] % sketch.KEPT_BUCKETS
+        return np.where(total > 0, _midpoints()[bucket], np.nan)
 
     def share_above(self, name: str, value: Array) -> Array:
         """`sketch.share_above` of each record's sketch, [N] values to compare with."""
-        counts, used = self._dense[name]
-        total = counts.sum(axis=1)
-        above = np.where(_midpoints()[used][None, :] > value[:, None], counts, 0).sum(axis=1)
-        share: Array = np.where(total > 0, above, np.nan) / np.maximum(total, 1)
+        begin, end = self._places(name)
+        total = self._cumulated[end] - self._cumulated[begin]
+        above = np.searchsorted(_midpoints(), value, side="right")
+        first = self.many.sketches.first(len(self.many), name, above)
+        share: Array = np.where(total > 0, self._cumulated[end] - self._cumulated[first], np.nan) / np.maximum(total, 1)
         return share
 
 
@@ -226,13 +226,12 @@ def reasons_of(many: Stack, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
             columns = np.array([where[name] for name in statistics if name in where], dtype=np.intp)
             codes[np.ix_(np.flatnonzero(rows), columns)] = reason
 
-    counts = many.counts
-    empty = counts["tokens"] == 0
+    empty = many.count("tokens") == 0
     note(empty, tuple(n for n in names if n not in COUNT_STATISTICS), _EMPTY)
-    note(counts["overflow"] != 0, RATIO_STATISTICS, _OVERFLOW)
-    note((counts["clip_tokens"] == 0) & ~empty, ("clip_low", "clip_high"), _NOT_REPORTED)
-    note(counts["split"] != 0, SEQUENCE_STATISTICS, _SPLIT)
-    note(counts["unplaced"] != 0, PLACED_STATISTICS, _SPLIT)
+    note(many.count("overflow") != 0, RATIO_STATISTICS, _OVERFLOW)
+    note((many.count("clip_tokens") == 0) & ~empty, ("clip_low", "clip_high"), _NOT_REPORTED)
+    note(many.count("split") != 0, SEQUENCE_STATISTICS, _SPLIT)
+    note(many.count("unplaced") != 0, PLACED_STATISTICS, _SPLIT)
     return codes
 
 

@@ -24,8 +24,10 @@ from foreshock.stats.formulas import (
     SEQUENCE_STATISTICS,
     evaluate,
 )
+from foreshock.stats.packed import BUCKETS, COUNTS, SKETCHES
+from foreshock.stats.pooling import pool
 from foreshock.stats.record import EvidenceToken, PairRecord
-from foreshock.stats.stack import COLUMN, COUNTS, SKETCHES, Array, Stack, pool, stack
+from foreshock.stats.stack import COLUMN, Array, Stack, stack
 
 STATISTICS = (
     "a_mean", "b_mean", "tokens", "nonfinite", "sentinels", "overflow", "zero_share", "positive_share",
@@ -38,7 +40,7 @@ STATISTICS = (
 assert set(STATISTICS) == set(FORMULAS)
 
 __all__ = ["DECILE_NAMES", "PLACED_STATISTICS", "SEQUENCE_STATISTICS", "STATISTICS", "PairStatistics", "Statistics",
-           "merge", "statistics"]  # fmt: skip
+           "merge", "record_of", "statistics"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,12 @@ class PairStatistics:
     evidence: list[EvidenceToken] = field(default_factory=list)
 
 
-def merge(records: Iterable[PairRecord]) -> PairRecord:
+def record_of(pair: PairRecord | bytes) -> PairRecord:
+    """The record that a block (`packed.pack`) holds. Raises ValueError where it contradicts itself."""
+    return _record(_stacked([pair])) if isinstance(pair, bytes) else pair
+
+
+def merge(records: Iterable[PairRecord | bytes]) -> PairRecord:
     """One record for all, in any order, to 1e-9 relative. No record at all gives the empty record.
 
     Raises ValueError where one of them contradicts itself.
@@ -60,7 +67,7 @@ def merge(records: Iterable[PairRecord]) -> PairRecord:
     return _record(pool(many, np.zeros(len(parts), dtype=np.int64), 1))
 
 
-def statistics(record: PairRecord, only: Collection[str] | None = None) -> PairStatistics:
+def statistics(record: PairRecord | bytes, only: Collection[str] | None = None) -> PairStatistics:
     """Every statistic of SIGNALS.md that the record supports, and for each other one the reason why not.
 
     `only`: no more than these, and no evidence. Raises ValueError where the record contradicts itself.
@@ -70,11 +77,12 @@ def statistics(record: PairRecord, only: Collection[str] | None = None) -> PairS
     `record.missing` names.
     """
     names = STATISTICS if only is None else tuple(name for name in STATISTICS if name in only)
-    found = Statistics.of(_stacked([record]), names)
+    many = _stacked([record])
+    found = Statistics.of(many, names)
     values, missing = found.row(0)
-    if "*" in record.missing:
-        missing = dict.fromkeys(STATISTICS, record.missing["*"])
-    return PairStatistics(values, missing, record.evidence() if only is None else [])
+    if "*" in many.missing[0]:
+        missing = dict.fromkeys(STATISTICS, many.missing[0]["*"])
+    return PairStatistics(values, missing, _record(many).evidence() if only is None else [])
 
 
 @dataclass
@@ -98,17 +106,23 @@ class Statistics:
         columns = [self.names.index(name) for name in names]
         return Statistics(names, self.values[:, columns], self.codes[:, columns], self.named)
 
-    def row(self, n: int, prefix: str = "") -> tuple[dict[str, float], dict[str, str]]:
-        """Statistic → value, and statistic → reason, of one record; `prefix` is put before each name."""
-        places, there, missing = _pattern(self.names, self.codes[n].tobytes(), prefix)
-        values = dict(zip(there, self.values[n].take(places).tolist(), strict=True))
-        missing = dict(missing)
+    def row(self, n: int) -> tuple[dict[str, float], dict[str, str]]:
+        """Statistic → value, and statistic → reason, of one record."""
+        values: dict[str, float] = {}
+        missing: dict[str, str] = {}
+        self.fill(n, "", values, missing)
+        return values, missing
+
+    def fill(self, n: int, prefix: str, values: dict[str, float], missing: dict[str, str]) -> None:
+        """Adds those of one record to `values` and `missing`; `prefix` is put before each name."""
+        places, there, reasons = _pattern(self.names, self.codes[n].tobytes(), prefix)
+        values.update(zip(there, self.values[n].take(places).tolist(), strict=True))
+        missing.update(reasons)
         for name, reason in self.named[n].items():
             for statistic in self.names if name == "*" else (name,):
                 if statistic in FORMULAS:
                     values.pop(prefix + statistic, None)
                     missing[prefix + statistic] = reason
-        return values, missing
 
 
 @lru_cache(1024)
@@ -121,7 +135,7 @@ def _pattern(
     return np.array(there, dtype=np.intp), tuple(prefix + names[s] for s in there), missing
 
 
-def _stacked(records: Sequence[PairRecord]) -> Stack:
+def _stacked(records: Sequence[PairRecord | bytes]) -> Stack:
     many, bad = stack(records)
     if bad:
         raise ValueError(f"record {bad[0]} of {len(records)} contradicts itself")
@@ -130,9 +144,9 @@ def _stacked(records: Sequence[PairRecord]) -> Stack:
 
 def _record(one: Stack) -> PairRecord:
     """The record of a stack that holds one."""
-    record = PairRecord(missing=one.missing[0])
+    record = PairRecord(missing=dict(one.missing[0]))
     for name in COUNTS:
-        setattr(record, name, int(one.counts[name][0]))
+        setattr(record, name, int(one.count(name)[0]))
     row = one.floats[0]
     for name in ("logp", "prob", "sums", "extremes") if record.tokens else ():
         setattr(record, name, row[COLUMN[name]].tolist())
@@ -141,10 +155,10 @@ def _record(one: Stack) -> PairRecord:
     record.first_abs = float(row[COLUMN["first_abs"]][0])
     if one.decile_tokens.any() or row[COLUMN["decile_abs"]].any():
         record.decile_tokens, record.decile_abs = one.decile_tokens[0].tolist(), row[COLUMN["decile_abs"]].tolist()
-    for name in SKETCHES:
-        kept = np.zeros(sketch.KEPT_BUCKETS, dtype=np.int64)
-        np.add.at(kept, one.sketches[name].bucket, one.sketches[name].count)
-        setattr(record, name, sketch.pack(kept))
+    kept = np.zeros(BUCKETS, dtype=np.int64)
+    kept[one.sketches.bucket] = one.sketches.count
+    for name, counts in zip(SKETCHES, kept.reshape(len(SKETCHES), -1), strict=True):
+        setattr(record, name, sketch.pack(counts))
     record.evidence_ids = one.evidence.ids.reshape(-1).tolist()
     record.evidence_logps = one.evidence.logps.astype("<f4").tobytes()
     return record

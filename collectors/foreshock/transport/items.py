@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from foreshock.frames.builder import SealedStep
+from foreshock.stats.packed import pack
+from foreshock.stats.record import PairRecord
 from foreshock.wire.commands import Ack
 from foreshock.wire.envelope import Notice
 
@@ -71,6 +73,7 @@ class StepItem(Item):
             sealed_s=self.sealed_s,
             waited=waited,
         )
+        frame.pairs = {name: pack(pair) if isinstance(pair, PairRecord) else pair for name, pair in frame.pairs.items()}
         return Record(FRAME, self.sequence, _encoder.encode(frame))
 
 

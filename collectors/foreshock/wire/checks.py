@@ -10,6 +10,7 @@ import msgspec
 
 from foreshock.frames.catalogue import MAX_NAME, valid_name
 from foreshock.frames.identity import LAUNCH, RUN_NAME
+from foreshock.stats.packed import reasons_of
 from foreshock.stats.record import PairRecord
 from foreshock.wire.envelope import Envelope, Frame, Notice, Semantics
 from foreshock.wire.errors import Malformed, TooLarge
@@ -94,8 +95,11 @@ def _frame(frame: Frame, limits: Limits) -> None:
     for reason in frame.missing.values():
         if not _WORD.match(reason):
             raise Malformed(f"not a reason: {reason[:100]!r}")
-    for record in frame.pairs.values():
-        _record(record, limits)
+    for pair in frame.pairs.values():
+        if isinstance(pair, bytes):
+            _block(pair)
+        else:
+            _record(pair, limits)
     for sides in frame.semantics.values():
         if not set(sides) <= {"a", "b"}:
             raise Malformed("semantics must name the sides a and b")
@@ -113,6 +117,15 @@ def _learn_names(names: tuple[str, ...]) -> None:
     _known_names.update(names)
 
 
+def _block(block: bytes) -> None:
+    try:
+        reasons = reasons_of(block)
+    except ValueError as error:
+        raise Malformed(str(error)[:300]) from None
+    if reasons:
+        _missing(reasons)
+
+
 def _record(record: PairRecord, limits: Limits) -> None:
     if max(map(len, _lists_of(record))) > limits.sketch:
         raise TooLarge(f"a list of more than {limits.sketch} entries in a pair record")
@@ -120,13 +133,13 @@ def _record(record: PairRecord, limits: Limits) -> None:
     if not (min(counts) >= -_INT64 and max(counts) < _INT64):
         raise Malformed("a count in a pair record does not fit 64 bits")
     if record.missing:
-        _missing(record)
+        _missing(record.missing)
 
 
-def _missing(record: PairRecord) -> None:
-    if len(record.missing) > 256:
+def _missing(missing: dict[str, str]) -> None:
+    if len(missing) > 256:
         raise TooLarge("more than 256 missing statistics")
-    for statistic, reason in record.missing.items():
+    for statistic, reason in missing.items():
         if not (statistic == "*" or valid_name(statistic)) or not _WORD.match(reason):
             raise Malformed("not a missing statistic with its reason")
 

@@ -43,8 +43,9 @@ class Semantics(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
 class Frame(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one rank saw of one step.
 
-    `pairs` is keyed by pair name, or `<pair>@lag<n>` where tokens are split by version lag. `scalars` holds the step's
-    folded scalars. `missing` names signals that could not be computed, with the reason; zero is a measurement.
+    `pairs` is keyed by pair name, or `<pair>@lag<n>` where tokens are split by version lag; each is a block of
+    `foreshock.stats.packed`, or, as in wire version 1, the record's own fields. `scalars` holds the step's folded
+    scalars. `missing` names signals that could not be computed, with the reason; zero is a measurement.
     """
 
     sequence: int
@@ -54,7 +55,7 @@ class Frame(msgspec.Struct, kw_only=True, omit_defaults=True):
     sealed_s: float
     generation: int = 0
     """Completed rollbacks within this launch. (launch, generation) is an attempt; the service numbers them."""
-    pairs: dict[str, PairRecord] = {}
+    pairs: dict[str, bytes | PairRecord] = {}
     scalars: dict[str, float] = {}
     missing: dict[str, str] = {}
     semantics: dict[str, dict[str, Semantics]] = {}

@@ -9,6 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from foreshock.frames.catalogue import valid_name
+from foreshock.stats.packed import has_nonfinite
 from foreshock.wire import Envelope, Frame, Notice
 from foreshock_service.store.flags import Flag
 
@@ -91,7 +92,7 @@ def is_non_finite(frame: Frame) -> bool:
     # NaN and infinities survive an addition, so that one look at the sum clears nearly every frame.
     if not math.isfinite(sum(frame.scalars.values())) and not all(map(math.isfinite, frame.scalars.values())):
         return True
-    return frame.scalars.get("grad.nonfinite", 0.0) > 0 or any(pair.nonfinite > 0 for pair in frame.pairs.values())
+    return frame.scalars.get("grad.nonfinite", 0.0) > 0 or any(map(has_nonfinite, frame.pairs.values()))
 
 
 def bad_names(frame: Frame) -> list[str]:

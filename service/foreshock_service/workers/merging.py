@@ -6,10 +6,11 @@ Many steps at once: a numpy call costs the same for one step as for 32, and it i
 from __future__ import annotations
 
 import logging
-from array import array
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from foreshock.frames.catalogue import PAIRS, merge_rule, valid_name
 from foreshock.frames.catalogue import STATISTICS as CATALOGUE
 from foreshock.stats.merge import STATISTICS, Statistics
+from foreshock.stats.pooling import Spread, exact_sum, pool
 from foreshock.stats.record import PairRecord
-from foreshock.stats.stack import Spread, Stack, exact_sum, pool, stack
+from foreshock.stats.stack import Stack, stack
 from foreshock.wire import Frame
 
 logger = logging.getLogger(__name__)
@@ -57,66 +59,74 @@ def merge_steps(steps: Sequence[Sequence[Frame]]) -> list[Merged]:
 
 
 def _merge_pairs(merged: list[Merged], steps: list[list[Frame]]) -> None:
-    records: list[PairRecord] = []
-    of_pair: dict[tuple[int, str], list[int]] = {}
-    ranks: list[int] = []
+    pairs: list[PairRecord | bytes] = []
+    groups: list[tuple[int, str]] = []
+    members: list[int] = []
+    holders: list[int] = []
     for at, frames in enumerate(steps):
+        number: dict[str, int] = {}
         for frame in frames:
-            for name, record in frame.pairs.items():
-                if _is_name(name):
-                    of_pair.setdefault((at, name), []).append(len(records))
-                    records.append(record)
-                    ranks.append(frame.rank)
-    if not records:
+            for name, pair in frame.pairs.items():
+                group = number.get(name)
+                if group is None:
+                    if not _is_name(name):
+                        continue
+                    group = number[name] = len(groups)
+                    groups.append((at, name))
+                pairs.append(pair)
+                members.append(group)
+                holders.append(frame.rank)
+    if not pairs:
         return
-    many, bad = stack(records)
+    many, bad = stack(pairs)
+    group_N, rank_N = np.array(members, dtype=np.int64), np.array(holders, dtype=np.int64)
     if bad:
-        logger.warning("%d pair records cannot be read, the first of rank %d", len(bad), ranks[bad[0]])
-        of_pair, ranks = _without(bad, of_pair, ranks, merged)
-    groups = list(of_pair)
+        logger.warning("%d pair records cannot be read, the first of rank %d", len(bad), holders[bad[0]])
+        group_N, rank_N, groups = _without(bad, group_N, rank_N, groups, merged)
     if not groups:
         return
-    group = np.empty(len(many), dtype=np.int64)
-    for number, members in enumerate(of_pair.values()):
-        group[members] = number
-    # Where each pair has one record, nothing needs to be pooled and the only rank is the worst one.
+    # Where each pair has one record (numbered as they are), nothing needs to be pooled, and the only rank is the worst.
     alone = len(groups) == len(many)
-    whole = many if alone else pool(many, group, len(groups))
+    whole = many if alone else pool(many, group_N, len(groups))
     figures = Statistics.of(whole)
-    for number, (at, name) in enumerate(groups):
-        values, missing = figures.row(number, f"{name}.")
-        merged[at].values.update(values)
-        merged[at].missing.update(missing)
+    for number_of, (at, name) in enumerate(groups):
+        figures.fill(number_of, f"{name}.", merged[at].values, merged[at].missing)
     _keep_evidence(merged, groups, whole)
+    of_groups = figures.only(WITH_A_WORST)
     if alone:
-        by_rank, of_rank, rank = figures.only(WITH_A_WORST), group, np.array(ranks, dtype=np.int64)
+        by_rank, of_rank, rank = of_groups, group_N, rank_N
     else:
-        by_rank, of_rank, rank = _by_rank(many, group, np.array(ranks, dtype=np.int64))
-    _keep_worst(merged, groups, by_rank, of_rank, rank)
+        by_rank, of_rank, rank = _by_rank(many, group_N, rank_N)
+    _keep_worst(merged, groups, of_groups, by_rank, of_rank, rank)
 
 
 def _without(
-    bad: list[int], of_pair: dict[tuple[int, str], list[int]], ranks: list[int], merged: list[Merged]
-) -> tuple[dict[tuple[int, str], list[int]], list[int]]:
-    """The members numbered anew without the bad ones; a pair that has none left is missing."""
-    good = [index for index in range(len(ranks)) if index not in set(bad)]
-    number = {index: n for n, index in enumerate(good)}
-    left = {}
-    for (at, name), members in of_pair.items():
-        kept = [number[index] for index in members if index in number]
-        if kept:
-            left[(at, name)] = kept
-        else:
-            merged[at].missing[name] = "malformed"
-    return left, [ranks[index] for index in good]
+    bad: list[int],
+    group_N: NDArray[np.int64],
+    rank_N: NDArray[np.int64],
+    groups: list[tuple[int, str]],
+    merged: list[Merged],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[tuple[int, str]]]:
+    """Groups and ranks of the records that are left, numbered anew; a pair that has none left is missing."""
+    group_N, rank_N = np.delete(group_N, bad), np.delete(rank_N, bad)
+    left = np.bincount(group_N, minlength=len(groups)) > 0
+    for number in np.flatnonzero(~left).tolist():
+        at, name = groups[number]
+        merged[at].missing[name] = "malformed"
+    return (np.cumsum(left) - 1)[group_N], rank_N, [groups[number] for number in np.flatnonzero(left).tolist()]
 
 
 def _keep_evidence(merged: list[Merged], groups: list[tuple[int, str]], whole: Stack) -> None:
     tokens = whole.evidence
-    for number, (s, p, t), (a, b) in zip(tokens.row.tolist(), tokens.ids.tolist(), tokens.logps.tolist(), strict=True):
-        at, name = groups[number]
-        found = {"seq": s, "position": p, "token": t, "a": a, "b": b}
-        merged[at].evidence.setdefault(name, []).append(found)
+    ends = np.searchsorted(tokens.row, np.arange(len(groups) + 1)).tolist()
+    ids, logps = tokens.ids.tolist(), tokens.logps.tolist()
+    for number, (at, name) in enumerate(groups):
+        low, high = ends[number], ends[number + 1]
+        if low < high:
+            merged[at].evidence[name] = [
+                {"seq": s, "position": p, "token": t, "a": a, "b": b}
+                for (s, p, t), (a, b) in zip(ids[low:high], logps[low:high], strict=True)
+            ]
 
 
 def _by_rank(
@@ -134,31 +144,34 @@ def _by_rank(
 def _keep_worst(
     merged: list[Merged],
     groups: list[tuple[int, str]],
+    whole: Statistics,
     figures: Statistics,
     group: NDArray[np.int64],
     ranks: NDArray[np.int64],
 ) -> None:
     """Of each statistic that has a worst side, the worst rank's own value."""
-    unknown = figures.codes != 0
-    for row, named in enumerate(figures.named):
-        for statistic in named:
-            unknown[row, [s for s, name in enumerate(WITH_A_WORST) if statistic in ("*", name)]] = True
-    ranked = np.where(unknown, -np.inf, _SIGN * figures.values)
+    ranked = np.where(_known(figures), _SIGN * figures.values, -np.inf)
     spread = Spread.of(group, len(groups))
     table = spread.filled(ranked, -np.inf)
     slot = table.argmax(axis=1)
-    known = np.take_along_axis(table, slot[:, None], axis=1)[:, 0] > -np.inf
+    known = (np.take_along_axis(table, slot[:, None], axis=1)[:, 0] > -np.inf) & _known(whole)
     rank_of = np.take_along_axis(spread.filled(ranks, -1), slot, axis=1).tolist()
     value_of = np.take_along_axis(spread.filled(figures.values, 0.0), slot[:, None], axis=1)[:, 0].tolist()
+    every = known.all(axis=1).tolist()
     for number, (at, name) in enumerate(groups):
         if name.partition("@")[0] not in PAIRS:
             continue
-        of_whole = merged[at].values
-        for signal, there, value, rank in zip(
-            _worst_names(name), known[number].tolist(), value_of[number], rank_of[number], strict=True
-        ):
-            if there and signal in of_whole:
-                merged[at].worst[signal] = (value, rank)
+        found = zip(_worst_names(name), zip(value_of[number], rank_of[number], strict=True), strict=True)
+        merged[at].worst.update(found if every[number] else compress(found, known[number].tolist()))
+
+
+def _known(figures: Statistics) -> NDArray[np.bool_]:
+    """Which statistics of which records have a value."""
+    known = np.asarray(figures.codes == 0, dtype=np.bool_)
+    for row, named in enumerate(figures.named):
+        for statistic in named:
+            known[row, [s for s, name in enumerate(figures.names) if statistic in ("*", name)]] = False
+    return known
 
 
 @lru_cache(256)
@@ -169,47 +182,39 @@ def _worst_names(pair: str) -> tuple[str, ...]:
 _is_name = lru_cache(65_536)(valid_name)
 
 
-class _Names:
-    """Scalars of a batch numbered as they come; the frames of a run name the same ones in the same order."""
-
-    def __init__(self) -> None:
-        self.number: dict[str, int] = {}
-        self._known: dict[tuple[str, ...], list[int]] = {}
-
-    def of(self, names: tuple[str, ...]) -> list[int]:
-        """Their numbers; −1 for what is no signal's name."""
-        found = self._known.get(names)
-        if found is None:
-            found = [self.number.setdefault(n, len(self.number)) if _is_name(n) else -1 for n in names]
-            self._known[names] = found
-        return found
-
-
 def _merge_scalars(merged: list[Merged], steps: list[list[Frame]]) -> None:
-    names = _Names()
-    values, numbers, at_step = array("d"), array("q"), []
-    for frames in steps:
-        before = len(values)
-        for frame in frames:
-            numbers.extend(names.of(tuple(frame.scalars)))
-            values.extend(frame.scalars.values())
-            if frame.step_s is not None and "time.step_s" not in frame.scalars:
-                numbers.extend(names.of(("time.step_s",)))
-                values.append(frame.step_s)
-        at_step.append(len(values) - before)
-    number, value = np.frombuffer(numbers, dtype=np.int64), np.frombuffer(values, dtype=np.float64)
-    step = np.repeat(np.arange(len(steps)), at_step)[number >= 0]
-    number, value = number[number >= 0], value[number >= 0]
-    width = len(names.number)
-    if not len(number):
+    frames = [frame for some in steps for frame in some]
+    if not frames:
         return
-    folded, there = _folded(value, step * width + number, len(steps) * width, _rules(tuple(names.number)))
-    signals = list(names.number)
-    for one, row, known in zip(merged, folded.reshape(-1, width), there.reshape(-1, width), strict=True):
-        if known.all():
-            one.values.update(zip(signals, row.tolist(), strict=True))
+    # The frames of a run name the same scalars in the same order, so that most are one rectangle of values.
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for row, frame in enumerate(frames):
+        alike.setdefault(tuple(frame.scalars), []).append(row)
+    number: dict[str, int] = {}
+    for names in (*alike, ("time.step_s",)):
+        for name in names:
+            if name not in number and _is_name(name):
+                number[name] = len(number)
+    value, there = np.zeros((len(frames), len(number))), np.zeros((len(frames), len(number)), dtype=bool)
+    for names, rows in alike.items():
+        found = np.fromiter(
+            chain.from_iterable([frames[row].scalars.values() for row in rows]), np.float64, len(rows) * len(names)
+        )
+        known = [place for place, name in enumerate(names) if name in number]
+        where = np.ix_(rows, [number[names[place]] for place in known])
+        value[where], there[where] = found.reshape(len(rows), -1)[:, known], True
+    seconds = np.array([math.nan if frame.step_s is None else frame.step_s for frame in frames])
+    column = number["time.step_s"]
+    added = ~there[:, column] & np.array([frame.step_s is not None for frame in frames], dtype=bool)
+    value[added, column], there[added, column] = seconds[added], True
+    spread = Spread.of(np.repeat(np.arange(len(steps)), list(map(len, steps))), len(steps))
+    folded, present = _folded(value, there, spread, _rules(tuple(number)))
+    signals = list(number)
+    for one, row_of, known_of in zip(merged, folded, present, strict=True):
+        if known_of.all():
+            one.values.update(zip(signals, row_of.tolist(), strict=True))
         else:
-            one.values.update((signals[i], float(row[i])) for i in np.flatnonzero(known))
+            one.values.update((signals[i], float(row_of[i])) for i in np.flatnonzero(known_of))
 
 
 @lru_cache(256)
@@ -220,26 +225,23 @@ def _rules(names: tuple[str, ...]) -> dict[str, NDArray[np.intp]]:
 
 
 def _folded(
-    value: NDArray[np.float64], group: NDArray[np.int64], groups: int, rules: dict[str, NDArray[np.intp]]
+    value: NDArray[np.float64], there: NDArray[np.bool_], spread: Spread, rules: dict[str, NDArray[np.intp]]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    spread = Spread.of(group, groups)
-    sizes = spread.sizes
-    table = spread.filled(value, 0.0)
-    total = exact_sum(table)
-    width = max(max(numbers) for numbers in rules.values()) + 1
-    folded = (total / np.maximum(sizes, 1)).reshape(-1, width)
+    """[steps, scalars] folded from [frames, scalars], and which of them any frame had."""
+    table, kept = spread.filled(value, 0.0), spread.filled(there, False)
+    total, sizes = exact_sum(table), kept.sum(axis=1)
+    folded = total / np.maximum(sizes, 1)
     for rule, numbers in rules.items():
+        some, here = table[:, :, numbers], kept[:, :, numbers]
         match rule:
             case "sum":
-                folded[:, numbers] = total.reshape(-1, width)[:, numbers]
+                folded[:, numbers] = total[:, numbers]
             case "max":
-                folded[:, numbers] = spread.filled(value, -np.inf).max(axis=1).reshape(-1, width)[:, numbers]
+                folded[:, numbers] = np.where(here, some, -np.inf).max(axis=1)
             case "min":
-                folded[:, numbers] = spread.filled(value, np.inf).min(axis=1).reshape(-1, width)[:, numbers]
+                folded[:, numbers] = np.where(here, some, np.inf).min(axis=1)
             case "last":
-                last = table[np.arange(groups), np.maximum(sizes, 1) - 1]
-                folded[:, numbers] = last.reshape(-1, width)[:, numbers]
-    spoilt = np.zeros(groups, dtype=bool)
-    spoilt[group[np.isnan(value)]] = True
-    folded[spoilt.reshape(-1, width)] = np.nan
+                last = here.shape[1] - 1 - here[:, ::-1].argmax(axis=1)
+                folded[:, numbers] = np.take_along_axis(some, last[:, None], axis=1)[:, 0]
+    folded[(np.isnan(table) & kept).any(axis=1)] = np.nan
     return folded, sizes > 0

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from foreshock.stats.merge import Statistics, merge, statistics
 from foreshock.stats.pair import PairAccumulator
+from foreshock.stats.pooling import exact_sum, pool
 from foreshock.stats.record import PairRecord
-from foreshock.stats.stack import exact_sum, pool, stack
+from foreshock.stats.stack import stack
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64, min_value=-1e150, max_value=1e150)
 

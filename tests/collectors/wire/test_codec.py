@@ -12,8 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshock.stats.packed import SHAPE, pack
 from foreshock.stats.record import EvidenceToken, PairRecord
-from foreshock.wire import Envelope, Frame, Notice, Reply, Semantics
+from foreshock.wire import PROTOCOL, Envelope, Frame, Notice, Reply, Semantics
 from foreshock.wire.checks import Limits
 from foreshock.wire.codec import (
     JSON,
@@ -38,15 +39,26 @@ def record() -> PairRecord:
     return made
 
 
+def block(reasons: dict[str, str] | None = None) -> bytes:
+    missing = {"kl_k3": "overflow"} if reasons is None else reasons
+    made = PairRecord(
+        tokens=3, masked=4, nonfinite=1, logp=[-1.0, math.inf, *[0.5] * 5], prob=[math.nan] * 5, sums=[0.5] * 5,
+        extremes=[-1.0, 2.0, 0.5], abs_sketch=[1, 2, -40, 1], missing=missing,
+    )  # fmt: skip
+    made.set_evidence([EvidenceToken(1, 2, 3, -0.5, -0.25)])
+    return pack(made)
+
+
 def envelope(**changes: Any) -> Envelope:
+    """One pair as a block, and one field by field, as wire version 1 has it."""
     frame = Frame(
-        sequence=2, step=7, role="trainer", rank=0, sealed_s=1.5, pairs={"policy": record(), "mismatch@lag2": record()},
+        sequence=2, step=7, role="trainer", rank=0, sealed_s=1.5, pairs={"policy": block(), "mismatch@lag2": record()},
         scalars={"reward.mean": 0.5, "grad.norm": math.nan, "loss": -math.inf}, missing={"update": "not_reported"},
         semantics={"mismatch": {"b": Semantics(engine="vllm", temperature=0.7)}}, step_s=0.25,
     )  # fmt: skip
     notice = Notice(sequence=1, kind="started", sealed_s=1.0, data={"config": {"lr": 1e-6, "deep": [1, None, "nan"]}})
     fields: dict[str, Any] = {
-        "protocol": 1, "client": CLIENT, "sequence": 2, "run": "lab/x", "launch": "one", "sent_s": 2.0,
+        "protocol": PROTOCOL, "client": CLIENT, "sequence": 2, "run": "lab/x", "launch": "one", "sent_s": 2.0,
         "expected_ranks": {"trainer": 8}, "losses": {"spool_full": 3}, "frames": [frame], "notices": [notice],
     }  # fmt: skip
     return Envelope(**(fields | changes))
@@ -144,6 +156,14 @@ def notice(**changes: Any) -> dict[str, Any]:
         (frame(scalars={f"s{i}": 0.0 for i in range(5000)}), TooLarge),
         (frame(pairs={f"p{i}": PairRecord() for i in range(65)}), TooLarge),
         (frame(pairs={"policy": PairRecord(abs_sketch=[0] * 70_000)}), TooLarge),
+        (frame(pairs={"policy": b""}), Malformed),
+        (frame(pairs={"policy": block()[:-1]}), Malformed),
+        (frame(pairs={"policy": block() + b"x"}), Malformed),
+        (frame(pairs={"policy": b"\xff" + block()[1:]}), Malformed),
+        (frame(pairs={"policy": block()[:SHAPE] + b"\xff" * 6 + block()[SHAPE + 6 :]}), Malformed),
+        (frame(pairs={"policy": block()[:-1] + b"\xc1"}), Malformed),
+        (frame(pairs={"policy": block({"kl_k3": "<script>"})}), Malformed),
+        (frame(pairs={"policy": block({f"s{i}": "overflow" for i in range(300)})}), TooLarge),
         (frame(step=1 << 64 - 1), Malformed),
         (frame(semantics={"policy": {"c": Semantics()}}), Malformed),
         (notice(kind="two words"), Malformed),

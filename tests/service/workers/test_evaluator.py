@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from foreshock.stats.packed import pack
 from foreshock.stats.record import PairRecord
 from foreshock.wire import Envelope
 from foreshock_service.ingest.arrivals import Arrival
@@ -176,9 +177,34 @@ def test_a_record_that_cannot_be_read_is_missing_and_the_run_goes_on(
 ) -> None:
     trainer = new_trainer()
     broken = PairRecord(tokens=5, logp=[1.0], evidence_ids=[1])
-    send(trainer.envelope(trainer.frame(1, pairs={"policy": broken}), expected_ranks={"trainer": 1}))
+    backwards = pack(PairRecord(masked=1))[:-1] + b"\xff"
+    for step, pair in enumerate((broken, backwards), start=1):
+        send(trainer.envelope(trainer.frame(step, pairs={"policy": pair}), expected_ranks={"trainer": 1}))
     evaluator.evaluate_due()
-    assert engine.views[0].missing["policy"] == "malformed"
+    assert [view.missing["policy"] for view in engine.views] == ["malformed"] * 2
+
+
+def test_a_record_of_the_first_wire_version_is_evaluated_as_its_block_is(
+    store: Store, evaluator: Evaluator, engine: Any, send: Send, new_trainer: Any
+) -> None:
+    """Stored frames are what a client sent: those of version 1 hold the fields of a record."""
+    record = PairRecord(
+        masked=8, tokens=8, logp=[-1.0, 0.01, 1.0, 0.1, 0.5, 0.0, 0.6], prob=[0.5, 0.0, 0.1, 0.0, 0.1],
+        sums=[0.4, 0.1, 8.0, 8.1, 0.2], extremes=[-0.2, 0.3, 0.1], abs_sketch=[900, 5, -70, 3],
+        evidence_ids=[0, 3, -1], evidence_logps=bytes(8),
+    )  # fmt: skip
+    trainers = [new_trainer(rank=rank) for rank in range(2)]
+    for step, forms in enumerate([(record, record), (pack(record), pack(record)), (record, pack(record))]):
+        for trainer, pair in zip(trainers, forms, strict=True):
+            send(trainer.envelope(trainer.frame(step, pairs={"policy": pair}), expected_ranks={"trainer": 2}))
+    evaluator.evaluate_due()
+    first, *others = engine.views
+    assert first.values["policy.tokens"] == 16
+    assert first.values["policy.abs_q999"] > 0
+    for view in others:
+        assert (view.values, view.worst, view.missing, view.evidence) == (
+            first.values, first.worst, first.missing, first.evidence
+        )  # fmt: skip
 
 
 def test_a_step_that_cannot_be_evaluated_is_marked_and_passed_over(
@@ -313,3 +339,74 @@ def test_a_frame_that_comes_while_its_step_is_read_counts(
     evaluator.evaluate_due()
     assert series(store, "loss") == [2.0]
     assert [p.reported for p in rows(store, Point)] == [2]
+
+
+def test_the_due_steps_of_many_runs_are_one_transaction(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    sizes: list[int] = []
+
+    def saving(session: Any, rooms: Any, held: Any, *rest: Any) -> None:
+        sizes.append(len(held))
+        save(session, rooms, held, *rest)
+
+    monkeypatch.setattr(module, "save", saving)
+    trainers = [new_trainer(f"math/run{n}") for n in range(5)]
+    for step in (1, 2):
+        send(*(t.envelope(t.frame(step, {"loss": float(step)}), expected_ranks={"trainer": 1}) for t in trainers))
+        evaluator.evaluate_due()
+    assert sizes == [5, 5]
+    assert [(p.run_id, p.step) for p in rows(store, Point, Point.run_id, Point.step)] == [
+        (run.id, step) for run in rows(store, Run, Run.id) for step in (1, 2)
+    ]
+    assert {run.last_step for run in rows(store, Run)} == {2}
+
+
+def test_a_transaction_takes_no_more_frames_than_its_runs_may_wait_for(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    monkeypatch.setattr(module, "MANY_FRAMES", 5)
+    trainers = [new_trainer(f"math/run{n}") for n in range(4)]
+    for step in (1, 2, 3):
+        send(*(t.envelope(t.frame(step), expected_ranks={"trainer": 1}) for t in trainers))
+    assert evaluator.evaluate_due() > 0.0
+    assert evaluator.counts.steps == len(rows(store, Point)) == 12
+
+
+def test_a_run_that_cannot_be_evaluated_holds_up_none_of_the_others(
+    store: Store, evaluator: Evaluator, engine: Any, send: Send, new_trainer: Any
+) -> None:
+    engine.fails_on = 7
+    good, bad = new_trainer("math/good"), new_trainer("math/bad")
+    send(good.envelope(good.frame(1), expected_ranks={"trainer": 1}))
+    send(bad.envelope(bad.frame(7), bad.frame(8), expected_ranks={"trainer": 1}))
+    for _ in range(2):
+        evaluator.evaluate_due()
+    by_name = {run.name: run.id for run in rows(store, Run)}
+    assert {(p.run_id, p.step) for p in rows(store, Point)} == {(by_name["math/good"], 1), (by_name["math/bad"], 8)}
+    assert evaluator.counts.failed_steps == 1
+
+
+def test_a_run_that_another_replica_took_over_is_the_only_one_rolled_back(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    trainers = [new_trainer(f"math/run{n}") for n in range(3)]
+    send(*(t.envelope(t.frame(1), expected_ranks={"trainer": 1}) for t in trainers))
+    lost = next(run.id for run in rows(store, Run) if run.name == "math/run1")
+
+    def overtaken(session: Any, rooms: Any, held: Any, *rest: Any) -> None:
+        session.flush()
+        taken = update(EvaluationState).where(EvaluationState.run_id == lost).values(fence=99)
+        session.execute(taken.execution_options(synchronize_session=False))
+        save(session, rooms, held, *rest)
+
+    monkeypatch.setattr(module, "save", overtaken)
+    evaluator.evaluate_due()
+    assert {p.run_id for p in rows(store, Point)} == {run.id for run in rows(store, Run)} - {lost}
+    assert evaluator.counts.leases_lost == 1
