@@ -30,6 +30,7 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_HOST_IP="127.0.0.1",
 )  # fmt: skip
 
+import psutil
 import torch
 
 import foreshock
@@ -274,8 +275,6 @@ def processed(model: str, monitor: Monitor, prompts: Sequence[Sequence[int]], le
 
 def cpu_s() -> float:
     """CPU seconds of this process and its children: engines compute in processes of their own."""
-    import psutil
-
     me = psutil.Process()
     return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))
 
@@ -367,6 +366,8 @@ def main() -> int:
     if options.only != "throughput":
         print(table(found))
     sys.stdout.flush()
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
     os._exit(0)  # engines leave threads and children that nothing ends otherwise
 
 
