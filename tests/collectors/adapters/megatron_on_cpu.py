@@ -28,6 +28,7 @@ def install_shims() -> None:
         def make(*args: Any, **kwargs: Any) -> Any:
             if str(kwargs.get("device")).startswith("cuda"):
                 kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
             return factory(*args, **kwargs)
 
         return make
@@ -37,6 +38,7 @@ def install_shims() -> None:
     torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     torch.cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     torch.cuda.manual_seed = torch.default_generator.manual_seed
+    torch.Tensor.cuda = lambda self, *_, **__: self
     kind = torch.Tensor.type
 
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +69,7 @@ def begin(tensor: int = 1, context: int = 1) -> None:
 def make_gpt(tensor: int = 1, hidden: int = 32, layers: int = 2, vocabulary: int = VOCABULARY) -> Any:
     """A GPT of two layers; the same weights whatever the tensor-parallel size."""
     import torch.nn.functional as F
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
@@ -79,10 +82,17 @@ def make_gpt(tensor: int = 1, hidden: int = 32, layers: int = 2, vocabulary: int
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
         gradient_accumulation_fusion=False, apply_rope_fusion=False, persist_layer_norm=False,
     )  # fmt: skip
-    return GPTModel(
+    model = GPTModel(
         config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
         vocab_size=vocabulary, max_sequence_length=512, parallel_output=True, position_embedding_type="rope",
     )  # fmt: skip
+    for (
+        layer
+    ) in model.decoder.layers:  # before 0.16 a gated unit's start depends on the tensor-parallel size
+        halves = 0.02 * torch.randn(2, 2 * hidden, hidden, generator=torch.Generator().manual_seed(layer.layer_number))
+        own = halves.chunk(tensor, 1)[parallel_state.get_tensor_model_parallel_rank()]
+        layer.mlp.linear_fc1.weight.data.copy_(own.reshape(-1, hidden))
+    return model
 
 
 def make_optimizer(model: Any, distributed: bool = False, overlap: bool = False, lr: float = 1e-2) -> tuple[Any, Any]:
@@ -104,18 +114,22 @@ def make_optimizer(model: Any, distributed: bool = False, overlap: bool = False,
         ),
         module=model,
     )
+    # 0.13's optimizer asks DDP whether gathers overlap and has no setting of its own.
+    own = {"overlap_param_gather": overlap} if "overlap_param_gather" in OptimizerConfig.__dataclass_fields__ else {}
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=lr,
             weight_decay=0.0,
             use_distributed_optimizer=distributed,
-            overlap_param_gather=overlap,
             clip_grad=1.0,
+            **own,
         ),
         [ddp],
     )
     model.config.finalize_model_grads_func = finalize_model_grads
+    if overlap:  # as Megatron's own loop does
+        model.config.no_sync_func = ddp.no_sync
     model.config.grad_scale_func = optimizer.scale_loss
     return ddp, optimizer
 

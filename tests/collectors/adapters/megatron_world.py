@@ -186,10 +186,12 @@ def computed() -> dict[str, Any]:
 
 def stale() -> dict[str, Any]:
     """Distributed optimizer with overlapped gather: a forward whose hooks are off reads stale shards."""
+    from foreshock.adapters import megatron_sync as sync
+
     loop = Loop("stale", distributed=True)
     assert loop.watch is not None
     loop.step(1)
-    equal_after_step = loop.watch.parameters_equal(loop.ddp)
+    equal_after_step = sync.parameters_equal(loop.ddp)
     loop.run(forward_only=True)
     loop.step(2)
     loop.ddp.disable_forward_pre_hook(param_sync=False)
@@ -197,7 +199,7 @@ def stale() -> dict[str, Any]:
     loop.ddp.enable_forward_pre_hook()
     loop.step(3)
     detail = loop.watch._resync_trainer(None)  # type: ignore[arg-type]
-    equal_after_resync = loop.watch.parameters_equal(loop.ddp)
+    equal_after_resync = sync.parameters_equal(loop.ddp)
     loop.end()
     return {"after_step": equal_after_step, "after_resync": equal_after_resync, "detail": detail}
 
