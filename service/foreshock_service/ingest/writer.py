@@ -41,8 +41,9 @@ POSTGRES_OUTAGES = frozenset({"08", "25", "53", "55", "57", "58"})
 """SQLSTATE classes: connection, read-only, resources, not available, operator intervention, system error."""
 MAX_GROUP_BYTES = 64 * 1024 * 1024
 GATHER_S = 0.02
-CROWD = 4
-"""Envelopes in a group above which the next one is waited for: more than a few that came at once is load."""
+CROWD, FULL = 4, 64
+"""A group of more envelopes than this and of fewer frames than that makes the next one wait: more than a few envelopes
+at once is load, and so many frames are worth a group."""
 
 
 @dataclass
@@ -175,7 +176,8 @@ class GroupWriter:
             if found is not None:
                 group.append(found)
                 size += found.size
-        self._not_before = began + GATHER_S if len(group) > CROWD else 0.0
+        small = len(group) > CROWD and sum(len(one.arrival.envelope.frames) for one in group) < FULL
+        self._not_before = began + GATHER_S if small else 0.0
         return group
 
     def _store_or_split(self, group: list[_Waiting]) -> None:

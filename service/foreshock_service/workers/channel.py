@@ -90,8 +90,10 @@ class Channel:
             ready, _, _ = select.select([connection.fileno(), self._wake_read.fileno()], [], [], 5.0)
             if self._wake_read.fileno() in ready:
                 _drain(self._wake_read)
-            for payload in self._take_pending():
-                connection.execute("SELECT pg_notify(%s, %s)", (NAME, payload))
+            payloads = self._take_pending()
+            if payloads:
+                # All in one transaction: each takes the server's one lock on its queue.
+                connection.execute("SELECT pg_notify(%s, word) FROM unnest(%s::text[]) AS word", (NAME, payloads))
             for notice in connection.notifies(timeout=0):
                 self._hear(notice.payload)
 

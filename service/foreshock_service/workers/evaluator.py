@@ -39,7 +39,7 @@ POLL_S = 1.0
 SWEEP_S = 5.0
 REST_MOST_S = 0.15
 MANY_RUNS = 64
-MANY_FRAMES = 1024
+MANY_FRAMES = 256
 """Frames of other runs beyond which a run is left for the next transaction: each holds its runs' rows."""
 EXPIRING = ("proposed", "approved", "delivered", "accepted")
 _WAITING = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)

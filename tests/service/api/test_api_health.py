@@ -207,3 +207,36 @@ def test_an_operators_budget_binds_policy(house) -> None:
     with house.rooms.store.read() as session:
         run = session.scalars(select(Run)).one()
         assert gates.budget_of(run, house.rooms.limits)[0] == house.rooms.settings.budget_per_run
+
+
+def test_health_of_a_quiet_run_asks_no_database_until_something_changes(house_on_each, monkeypatch) -> None:
+    house = house_on_each
+    house.started()
+    house.step(1, {"loss": 1.0})
+    house.wait_for(lambda: house.near.get(HEALTH).json()["last_step"] == 1)
+    monkeypatch.setattr("foreshock_service.api.looks.FRESH_S", 60.0)
+    monkeypatch.setattr("foreshock_service.api.looks.KEPT_S", 60.0)
+    first = house.near.get(HEALTH)
+    with monkeypatch.context() as without:
+        without.setattr("foreshock_service.api.health._look", None)
+        again = house.near.get(HEALTH)
+    assert again.status_code == 200
+    assert again.json() == first.json()
+    command = propose(house)
+    assert [c["id"] for c in house.near.get(HEALTH).json()["pending"]] == [command["id"]]
+    assert [c["id"] for c in house.near.get(f"{HEALTH}?client={CLIENT}").json()["commands"]] == [command["id"]]
+    house.near.post(f"/v1/commands/{command['id']}/cancel")
+    assert house.near.get(HEALTH).json()["pending"] == []
+    house.near.patch("/v1/runs/math/q", json={"mode": "observe"})
+    assert house.near.get(HEALTH).json()["mode"] == "observe"
+    house.near.delete("/v1/runs/math/q")
+    assert house.near.get(HEALTH).status_code == 404
+
+
+def test_a_kept_answer_that_is_no_longer_fresh_is_looked_for_anew(house, monkeypatch) -> None:
+    house.started()
+    house.step(1, {"loss": 1.0})
+    house.wait_for(lambda: house.near.get(HEALTH).json()["last_step"] == 1)
+    monkeypatch.setattr("foreshock_service.api.looks.KEPT_S", 60.0)
+    house.step(2, {"loss": 1.0})
+    house.wait_for(lambda: house.near.get(HEALTH).json()["last_step"] == 2)

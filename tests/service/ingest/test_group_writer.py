@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -16,7 +18,7 @@ from foreshock_service.errors import TooLarge, Unavailable, Unprocessable, Upgra
 from foreshock_service.ingest.hooks import Hooks
 from foreshock_service.ingest.writer import GroupWriter
 from foreshock_service.store.engine import Store
-from foreshock_service.store.models import FrameRow, Run
+from foreshock_service.store.models import Client, FrameRow, Run
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.supervisor import Supervisor
 
@@ -57,6 +59,57 @@ def test_waiting_envelopes_share_a_transaction(store: Store, new_trainer: Any) -
     drain(writer)
     assert [f.result(0).acknowledged for f in futures] == [1] * 20
     assert (writer.counts.groups, writer.counts.envelopes, writer.counts.frames) == (1, 20, 20)
+
+
+def test_after_a_crowd_envelopes_gather_for_a_while(
+    store: Store, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreshock_service.ingest.writer.GATHER_S", 1.0)
+    writer = GroupWriter(store, Hub())
+    trainers = [new_trainer(rank=rank) for rank in range(6)]
+    crowd = [writer.submit(t.envelope(t.frame(1))) for t in trainers]
+    supervisor = Supervisor([writer])
+    supervisor.start()
+    assert [f.result(10).acknowledged for f in crowd] == [1] * 6
+    later = []
+    for trainer in trainers[:3]:
+        later.append(writer.submit(trainer.envelope(trainer.frame(2))))
+        time.sleep(0.05)
+    assert [f.result(10).acknowledged for f in later] == [2] * 3
+    assert writer.counts.groups == 2
+    supervisor.stop()
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_waits_for_its_envelope_and_no_longer(running: GroupWriter, new_trainer: Any) -> None:
+    trainers = [new_trainer(rank=rank) for rank in range(3)]
+    replies = await asyncio.gather(*(running.store(t.envelope(t.frame(1))) for t in trainers))
+    assert [reply.acknowledged for reply in replies] == [1, 1, 1]
+    leaving = asyncio.ensure_future(running.store(trainers[0].envelope(trainers[0].frame(2))))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await running.store(trainers[0].envelope(trainers[0].frame(3)))).acknowledged == 3
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def test_clients_and_runs_of_one_group_keep_what_is_theirs(store: Store, new_trainer: Any) -> None:
+    writer = GroupWriter(store, Hub())
+    trainers = [new_trainer(f"math/run{n % 3}", rank=n) for n in range(6)]
+    for t in trainers:
+        writer.submit(t.envelope(t.frame(1), losses={"full": t.rank} if t.rank % 2 else {}, sdk=f"sdk {t.rank}"))
+    drain(writer)
+    with store.read() as session:
+        clients = session.scalars(select(Client).order_by(Client.rank)).all()
+        names = dict(session.execute(select(Run.id, Run.name)).all())
+    assert [(names[c.run_id], c.rank, c.sdk, c.last_step) for c in clients] == [
+        (f"math/run{n % 3}", n, f"sdk {n}", 1) for n in range(6)
+    ]
+    assert [c.losses for c in clients] == [{}, {"full": 1}, {}, {"full": 3}, {}, {"full": 5}]
+    assert len({c.id for c in clients}) == 6
 
 
 def test_an_envelope_that_fails_does_not_fail_its_group(store: Store, new_trainer: Any) -> None:

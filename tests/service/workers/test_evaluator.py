@@ -402,8 +402,9 @@ def test_a_run_that_another_replica_took_over_is_the_only_one_rolled_back(
 
     def overtaken(session: Any, rooms: Any, held: Any, *rest: Any) -> None:
         session.flush()
-        taken = update(EvaluationState).where(EvaluationState.run_id == lost).values(fence=99)
-        session.execute(taken.execution_options(synchronize_session=False))
+        if lost in [one.run.id for one in held]:
+            taken = update(EvaluationState).where(EvaluationState.run_id == lost).values(fence=99)
+            session.execute(taken.execution_options(synchronize_session=False))
         save(session, rooms, held, *rest)
 
     monkeypatch.setattr(module, "save", overtaken)
