@@ -34,8 +34,8 @@ test-engines: setup $(ENGINES)/.ready  ## both real rollout engines on the CPU: 
 	$(CASES) sglang --model $(ENGINES)/smol --tokens 32
 	$(CASES) vllm --model $(ENGINES)/smol --tokens 32
 	$(CASES) vllm --model $(ENGINES)/smol --tokens 32 --only processed
-	$(CASES) sglang --model $(ENGINES)/tiny --tokens 32 --only throughput
-	$(CASES) vllm --model $(ENGINES)/tiny --tokens 32 --only throughput
+	$(CASES) sglang --model $(ENGINES)/tiny --tokens 128 --only throughput
+	$(CASES) vllm --model $(ENGINES)/tiny --tokens 128 --only throughput
 
 $(ENGINES)/.ready: tests/engines/install.sh tests/engines/sglang-cpu.txt tests/engines/models.py
 	PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) tests/engines/install.sh $(ENGINES)

@@ -129,18 +129,18 @@ class Rollout:
 
 
 class Timed:
-    """The engine's own method, with the seconds that it took."""
+    """The engine's own method, with the CPU seconds that this thread spent in it."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         functools.update_wrapper(self, method)
         self.method, self.took_s = method, 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             return self.method(*args, **kwargs)
         finally:
-            self.took_s += time.perf_counter() - began
+            self.took_s += time.thread_time() - began
 
 
 class SGLang:
@@ -282,7 +282,8 @@ def cpu_s() -> float:
 def throughput(engine: Any, prompts: Sequence[Sequence[int]], length: int, runs: int) -> dict[str, Any]:
     """The same tokens with and without the watch in turn, `runs` times each, by what the host and the watch ask for.
 
-    `watch_itself` is the share of a watched generation that passes outside of the engine's own method.
+    `watch_itself` is the CPU time that the calling thread spends outside of the engine's own method, as a share of a
+    watched generation's time.
     """
     share, found = engine.watch.asking.share, {}
     cases = [("host asks for log-probs", True, share), ("host does not ask", False, share)]
@@ -296,12 +297,13 @@ def throughput(engine: Any, prompts: Sequence[Sequence[int]], length: int, runs:
         own: list[float] = []
         for turn in range(runs):
             for watched in (False, True) if turn % 2 else (True, False):
-                began, began_cpu, inside = time.perf_counter(), cpu_s(), engine.bare.took_s
+                began_cpu, inside = cpu_s(), engine.bare.took_s
+                began, began_thread = time.perf_counter(), time.thread_time()
                 tokens = engine.once(watched, asks, prompts, length)
-                wall = time.perf_counter() - began
+                wall, thread = time.perf_counter() - began, time.thread_time() - began_thread
                 took[watched].append((wall, cpu_s() - began_cpu))
                 if watched:
-                    own.append(1 - (engine.bare.took_s - inside) / wall)
+                    own.append((thread - engine.bare.took_s + inside) / wall)
         found[name] = {"ask": ask, "pairs": runs, "watch_itself": round(statistics.median(own), 5)}
         found[name]["bare_tokens_s"] = round(tokens / statistics.median(wall for wall, _ in took[False]), 1)
         for place, clock in enumerate(("wall", "cpu")):
