@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 from foreshock.adapters.engine_answers import CHAT
 
 T = TypeVar("T")
+SHARE: Final = 0.05
+"""Of the responses, where `wrap` is told nothing else: what asking for all of them costs is on the engines' pages."""
 BURST: Final = 16
 """Responses that a share saves up before it asks for any; the first ones of a run are asked for at once."""
 

@@ -2,7 +2,7 @@
 
 Watched on this instance alone: `Engine.generate`/`async_generate`, its weight updates and flushes; or what an HTTP
 client posts to `/generate`, the OpenAI routes, `/update_weights_from_*`, `/flush_cache` and their like. Log-probs are
-asked for on every request, or on a share of them (`ask`); nothing is re-tokenised.
+asked for on a share of the requests where the host does not ask; nothing is re-tokenised.
 
 sglang's log-probs are of softmax(logits / T): after penalties and temperature, before top-k, top-p and min-p.
 """
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
-from foreshock.adapters.engine_asking import openai_asking
+from foreshock.adapters.engine_asking import SHARE, openai_asking
 from foreshock.adapters.engine_attach import attach
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
 from foreshock.adapters.engine_http import Call
@@ -24,8 +24,6 @@ from foreshock.adapters.sglang_engine import InProcess
 from foreshock.adapters.sglang_requests import ENGINE, SESSION, UPDATES, Asked, Meaning, asking, digests_of
 
 __all__ = ["CAPABILITIES", "IMPOSSIBLE", "wrap"]
-ASK: Final = 1.0
-"""Share of the responses that are asked for log-probs; what that costs is in docs/hosts/sglang.md."""
 EVENTS: Final = {
     "pause_generation": "pause", "continue_generation": "resume", "release_memory_occupation": "sleep",
     "resume_memory_occupation": "wake",
@@ -40,7 +38,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
-    ask: float = ASK,
+    ask: float = SHARE,
     original_log_probs: bool | None = None,
     **arguments: Any,
 ) -> EngineWatch:

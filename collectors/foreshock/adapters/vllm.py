@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from foreshock import Monitor
 from foreshock.adapters.engine_answers import CHAT, COMPLETIONS, Json, openai_choices, openai_event
-from foreshock.adapters.engine_asking import openai_asking
+from foreshock.adapters.engine_asking import SHARE, openai_asking
 from foreshock.adapters.engine_attach import attach
 from foreshock.adapters.engine_commands import CAPABILITIES, IMPOSSIBLE
 from foreshock.adapters.engine_http import Call
@@ -27,9 +27,6 @@ from foreshock.adapters.vllm_engine import AsyncInProcess, InProcess, mode_of
 from foreshock.adapters.vllm_requests import ENGINE, GENERATE, MODES, Asked, loads
 
 __all__ = ["CAPABILITIES", "IMPOSSIBLE", "wrap"]
-ASK: Final = 0.05
-"""Share of the responses that are asked for log-probs where the host does not ask: what that costs vLLM is in
-docs/hosts/vllm.md."""
 
 
 def wrap(
@@ -40,7 +37,7 @@ def wrap(
     resync: Callable[[], Any] | None = None,
     max_bytes: int = 256 << 20,
     checksum_share: float = 0.01,
-    ask: float = ASK,
+    ask: float = SHARE,
     logprobs_mode: str | None = None,
     **arguments: Any,
 ) -> EngineWatch:
