@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foreshock.stats import sketch
 from foreshock.stats.record import DECILES
-from foreshock.stats.stack import Array, IntArray, Stack
+from foreshock.stats.stack import Array, Stack
 
 Mask = npt.NDArray[np.bool_]
 REASONS = ("", "empty_mask", "overflow", "not_reported", "split_sequence", "constant")
@@ -42,7 +42,6 @@ class Figures:
         self.sequences = self.count("sequences")
         self.logp, self.prob, self.sums = many["logp"].T, many["prob"].T, many["sums"].T
         self.low, self.high, self.prob_high = many["extremes"].T
-        self._found: dict[str, tuple[IntArray, IntArray]] = {}
 
     def count(self, name: str) -> Array:
         return self.many.count(name).astype(np.float64)
@@ -59,21 +58,16 @@ class Figures:
         return 1.0 + bd / bb, constant, _CONSTANT
 
     @cached_property
-    def _cumulated(self) -> IntArray:
-        """Counts of all entries before each, and of all at the end."""
-        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.many.sketches.count)])
-
-    def _places(self, name: str) -> tuple[IntArray, IntArray]:
-        if name not in self._found:
-            self._found[name] = self.many.sketches.of(len(self.many), name)
-        return self._found[name]
+    def _cumulated(self) -> Array:
+        """Counts of all sketch entries before each, and of all at the end."""
+        return np.concatenate([np.zeros(1), np.cumsum(self.many.sketches.count)])
 
     def quantile(self, name: str, share: float) -> Array:
         """`sketch.quantile` of each record's sketch; NaN where it is empty."""
-        begin, end = self._places(name)
+        begin, end = self.many.sketches.within(name)
         before = self._cumulated[begin]
         total = self._cumulated[end] - before
-        rank = np.minimum(total, np.maximum(1, np.ceil(share * total - 1e-9))).astype(np.int64)
+        rank = np.minimum(total, np.maximum(1, np.ceil(share * total - 1e-9)))
         # The first entry up to which so many are counted.
         index = np.searchsorted(self._cumulated[1:], before + rank)
         bucket = np.append(self.many.sketches.bucket, 0)[index] % sketch.KEPT_BUCKETS
@@ -81,11 +75,14 @@ class Figures:
 
     def share_above(self, name: str, value: Array) -> Array:
         """`sketch.share_above` of each record's sketch, [N] values to compare with."""
-        begin, end = self._places(name)
+        begin, end = self.many.sketches.within(name)
+        row = np.repeat(np.arange(len(begin)), end - begin)
+        entry = np.arange(len(row)) + np.repeat(end - np.cumsum(end - begin), end - begin)
+        midpoint = _midpoints()[self.many.sketches.bucket[entry] % sketch.KEPT_BUCKETS]
+        count = np.where(midpoint > value[row], self.many.sketches.count[entry], 0.0)
         total = self._cumulated[end] - self._cumulated[begin]
-        above = np.searchsorted(_midpoints(), value, side="right")
-        first = self.many.sketches.first(len(self.many), name, above)
-        share: Array = np.where(total > 0, self._cumulated[end] - self._cumulated[first], np.nan) / np.maximum(total, 1)
+        above = np.bincount(row, weights=count, minlength=len(begin))
+        share: Array = np.where(total > 0, above, np.nan) / np.maximum(total, 1)
         return share
 
 

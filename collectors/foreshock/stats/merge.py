@@ -156,7 +156,7 @@ def _record(one: Stack) -> PairRecord:
     if one.decile_tokens.any() or row[COLUMN["decile_abs"]].any():
         record.decile_tokens, record.decile_abs = one.decile_tokens[0].tolist(), row[COLUMN["decile_abs"]].tolist()
     kept = np.zeros(BUCKETS, dtype=np.int64)
-    kept[one.sketches.bucket] = one.sketches.count
+    kept[one.sketches.bucket] = one.sketches.count.astype(np.int64)
     for name, counts in zip(SKETCHES, kept.reshape(len(SKETCHES), -1), strict=True):
         setattr(record, name, sketch.pack(counts))
     record.evidence_ids = one.evidence.ids.reshape(-1).tolist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,24 +46,26 @@ _NOTHING: dict[str, str] = {}
 
 @dataclass
 class Sketches:
-    """All sketches of N records, sparse: `count` of record `row` in `bucket` of 0..`BUCKETS`, ascending by both."""
+    """The sketches of N records, sparse: `count` (whole numbers) in `bucket`, record by record, kind by kind.
 
-    row: IntArray
+    The entries of kind k of record n are those from `bounds[n * kinds + k]` to the next bound, ascending.
+    """
+
     bucket: IntArray
-    count: IntArray
+    count: Array
+    bounds: IntArray
 
-    @cached_property
-    def _keys(self) -> IntArray:
-        return self.row * BUCKETS + self.bucket
+    @staticmethod
+    def bounds_of(row: IntArray, bucket: IntArray, size: IntArray, rows: int) -> IntArray:
+        """The bounds where `size` entries of one kind lie from `bucket` on, for each `row` and bucket given."""
+        kind = row * len(SKETCHES) + bucket // KEPT_BUCKETS
+        sizes = np.bincount(kind, weights=size, minlength=rows * len(SKETCHES))
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes).astype(np.int64)])
 
-    def of(self, rows: int, name: str) -> tuple[IntArray, IntArray]:
-        """Where the entries of one kind of sketch begin and end, [rows] each."""
-        return self.first(rows, name, 0), self.first(rows, name, KEPT_BUCKETS)
-
-    def first(self, rows: int, name: str, bucket: IntArray | int) -> IntArray:
-        """Where the first entry of one kind of sketch from `bucket` on is or would be, [rows]."""
-        place = np.arange(rows) * BUCKETS + SKETCHES.index(name) * KEPT_BUCKETS
-        return np.searchsorted(self._keys, place + bucket)
+    def within(self, name: str) -> tuple[IntArray, IntArray]:
+        """Where the entries of one kind of sketch begin and end, [N] each."""
+        kind = SKETCHES.index(name)
+        return self.bounds[kind : -1 : len(SKETCHES)], self.bounds[kind + 1 :: len(SKETCHES)]
 
     def pooled(self, group_N: IntArray, groups: int) -> Sketches:
         """Those of the records of each group added up."""
@@ -71,11 +73,12 @@ class Sketches:
         present[self.bucket] = True
         used = np.flatnonzero(present)
         place = np.cumsum(present) - 1
-        at = (group_N * used.size)[self.row] + place[self.bucket]
+        at = np.repeat(group_N * used.size, np.diff(self.bounds[:: len(SKETCHES)])) + place[self.bucket]
         flat = np.bincount(at, weights=self.count, minlength=groups * used.size)
         filled = np.flatnonzero(flat)
         row, column = np.divmod(filled, max(1, used.size))
-        return Sketches(row, used[column], flat[filled].astype(np.int64))
+        bucket = used[column]
+        return Sketches(bucket, flat[filled], self.bounds_of(row, bucket, np.ones(len(row), np.int64), groups))
 
 
 @dataclass
@@ -247,29 +250,28 @@ def _sketches(
     start, length = np.frombuffer(joined, dtype="<u2").astype(np.int64).reshape(-1, 2).T
     run_row = np.repeat(np.arange(n), sizes["runs"])
     wrong: Mask = np.bincount(run_row, weights=length, minlength=n) != sizes["counts"]
-    outside = start + length > BUCKETS
+    outside = (start % KEPT_BUCKETS + length > KEPT_BUCKETS) | (start >= BUCKETS)
     outside[1:] |= (run_row[1:] == run_row[:-1]) & (start[1:] < (start + length)[:-1])
     wrong[run_row[outside]] = True
     if wrong.any():
         return wrong
     count = _widened([block[low:high] for block, low, high in zip(blocks, middles, highs, strict=True)], widths)
-    row = np.repeat(np.arange(n), sizes["counts"])
-    bucket = np.repeat(start + length - np.cumsum(length), length) + np.arange(len(count))
-    odd = (count < 0) | (count >= COUNT_BELOW)
-    if odd.any():
-        wrong[row[odd]] = True
+    if count.size and not (count.min() >= 0 and count.max() < COUNT_BELOW):
+        odd = np.repeat(np.arange(n), sizes["counts"])[(count < 0) | (count >= COUNT_BELOW)]
+        wrong[odd] = True
         return wrong
-    return Sketches(row, bucket, count)
+    bucket = np.repeat(start + length - np.cumsum(length), length) + np.arange(len(count))
+    return Sketches(bucket, count, Sketches.bounds_of(run_row, start, length, n))
 
 
-def _widened(pieces: list[bytes], widths: IntArray) -> IntArray:
-    """Integers of `widths` bytes, one width a piece, as int64 end to end."""
+def _widened(pieces: list[bytes], widths: IntArray) -> Array:
+    """Integers of `widths` bytes, one width a piece, as float64 end to end."""
     kinds = np.unique(widths).tolist()
     if len(kinds) == 1:
-        return np.frombuffer(b"".join(pieces), dtype=f"<i{kinds[0]}").astype(np.int64)
+        return np.frombuffer(b"".join(pieces), dtype=f"<i{kinds[0]}").astype(np.float64)
     lengths = np.array(list(map(len, pieces)), dtype=np.int64) // widths
     width_of = np.repeat(widths, lengths)
-    values = np.empty(len(width_of), dtype=np.int64)
+    values = np.empty(len(width_of))
     for width in kinds:
         some = b"".join([piece for piece, w in zip(pieces, widths.tolist(), strict=True) if w == width])
         values[width_of == width] = np.frombuffer(some, dtype=f"<i{width}")

@@ -232,16 +232,16 @@ def _folded(
     total, sizes = exact_sum(table), kept.sum(axis=1)
     folded = total / np.maximum(sizes, 1)
     for rule, numbers in rules.items():
-        some, here = table[:, :, numbers], kept[:, :, numbers]
         match rule:
             case "sum":
                 folded[:, numbers] = total[:, numbers]
             case "max":
-                folded[:, numbers] = np.where(here, some, -np.inf).max(axis=1)
+                folded[:, numbers] = np.where(kept[:, :, numbers], table[:, :, numbers], -np.inf).max(axis=1)
             case "min":
-                folded[:, numbers] = np.where(here, some, np.inf).min(axis=1)
+                folded[:, numbers] = np.where(kept[:, :, numbers], table[:, :, numbers], np.inf).min(axis=1)
             case "last":
-                last = here.shape[1] - 1 - here[:, ::-1].argmax(axis=1)
-                folded[:, numbers] = np.take_along_axis(some, last[:, None], axis=1)[:, 0]
-    folded[(np.isnan(table) & kept).any(axis=1)] = np.nan
+                last = kept.shape[1] - 1 - kept[:, ::-1, numbers].argmax(axis=1)
+                folded[:, numbers] = np.take_along_axis(table[:, :, numbers], last[:, None], axis=1)[:, 0]
+    spoilt = (np.isnan(table) & kept).any(axis=1)
+    folded[spoilt] = np.nan
     return folded, sizes > 0
