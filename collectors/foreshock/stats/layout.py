@@ -10,6 +10,7 @@ Legend: S sequences, K columns, D dense sketch buckets, W worst tokens. p = e^b,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from foreshock.stats import sketch
 from foreshock.stats.moments import centre, fsum, pool
-from foreshock.stats.record import DECILES, EvidenceToken, PairRecord
+from foreshock.stats.record import DECILES, EVIDENCE_TOKENS, PairRecord
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -94,11 +95,13 @@ def _to_record(r: Reduction) -> PairRecord:
     if not record.tokens:
         return record
     c = _columns(rows)
-    calls = dict(zip(CALL_SUMS, np.stack(r.calls)[np.stack(r.calls)[:, 0] > 0].T, strict=True))
+    all_calls = np.array(r.calls)
+    calls = dict(zip(CALL_SUMS, all_calls[all_calls[:, 0] > 0].T, strict=True))
     higher = centre(
         calls["n"], calls["d"], calls["d"], {k: calls["d" * len(k)] for k in ("xx", "xy", "yy", "yyy", "yyyy")}
     )
-    record.logp = pool(c["n"], _logp_moments(c)) + pool(calls["n"], higher)[5:]
+    moments = _logp_moments(c)
+    record.logp = pool(c["n"], moments) + pool(calls["n"], higher)[5:]
     prob = centre(calls["n"], calls["p"], calls["e"], {"xx": calls["pp"], "xy": calls["pe"], "yy": calls["ee"]})
     record.prob = pool(calls["n"], prob)
     record.sums = [fsum(c["abs"]), fsum(c["k3"]), *(fsum(calls[name]) for name in ("w", "ww", "eabs"))]
@@ -110,8 +113,12 @@ def _to_record(r: Reduction) -> PairRecord:
         record.decile_abs = r.deciles[1].tolist()
         record.first_tokens, record.first_abs = int(r.first[0]), float(r.first[1])
     if r.sequences and not r.split:
-        _add_sequences(record, _columns(np.concatenate(r.sequences)))
-    record.set_evidence(_evidence(r))
+        if len(r.sequences) == len(r.tables) and all(map(is_, r.sequences, r.tables)):
+            _add_sequences(record, c, moments)
+        else:
+            of_sequences = _columns(np.concatenate(r.sequences))
+            _add_sequences(record, of_sequences, _logp_moments(of_sequences))
+    _add_evidence(record, r)
     return record
 
 
@@ -137,7 +144,7 @@ def _logp_moments(c: dict[str, Array]) -> Array:
     return moments_S5
 
 
-def _add_sequences(record: PairRecord, c: dict[str, Array]) -> None:
+def _add_sequences(record: PairRecord, c: dict[str, Array], moments: Array) -> None:
     n = c["n"]
     record.sequences = len(n)
     if not record.sequences:
@@ -150,24 +157,26 @@ def _add_sequences(record: PairRecord, c: dict[str, Array]) -> None:
     weights = np.exp(c["d"] - top)
     record.seq_weights = [top, fsum(weights), fsum(weights * weights)]
     record.seq_abs_sketch = sketch.pack(sketch.of_values(abs_mean))
-    record.seq_corr_sketch = sketch.pack(sketch.of_values(1.0 - _correlations(c)))
+    record.seq_corr_sketch = sketch.pack(sketch.of_values(1.0 - _correlations(c["n"], moments)))
 
 
-def _correlations(c: dict[str, Array]) -> Array:
+def _correlations(n: Array, moments: Array) -> Array:
     """Pearson of a and b within each sequence, where both vary by more than a float32 can tell."""
-    moments = _logp_moments(c)
     mean_b, mean_d, bb, bd, dd = moments.T
     aa = bb + 2 * bd + dd
-    floor = 4e-15 * c["n"]
+    floor = 4e-15 * n
     varies = (bb > floor * mean_b**2) & (aa > floor * (mean_b + mean_d) ** 2)
     r: Array = (bb[varies] + bd[varies]) / np.sqrt(bb[varies] * aa[varies])
     return np.clip(r[np.isfinite(r)], -1.0, 1.0)
 
 
-def _evidence(r: Reduction) -> list[EvidenceToken]:
-    tokens = []
-    for ids, logps in zip(r.worst_ids, r.worst_logps, strict=True):
-        for (sequence, position, token), (a, b) in zip(ids.tolist(), logps.tolist(), strict=True):
-            if a != b:
-                tokens.append(EvidenceToken(int(sequence), int(position), int(token), a, b))
-    return tokens
+def _add_evidence(record: PairRecord, r: Reduction) -> None:
+    """As `PairRecord.set_evidence` keeps them."""
+    if not r.worst_ids:
+        return
+    ids, logps = np.concatenate(r.worst_ids), np.concatenate(r.worst_logps)
+    size = np.abs(logps[:, 0] - logps[:, 1])
+    order = np.lexsort((logps[:, 0], ids[:, 2], ids[:, 1], ids[:, 0], -size))
+    order = order[size[order] > 0][:EVIDENCE_TOKENS]
+    record.evidence_ids = ids[order].reshape(-1).tolist()
+    record.evidence_logps = logps[order].astype("<f4").tobytes()

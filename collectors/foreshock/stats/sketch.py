@@ -30,6 +30,9 @@ _PER_OCTAVE = len(_CUTS)
 KEPT_BUCKETS = 256 * _PER_OCTAVE
 _STARTS_K: IntArray = (np.arange(256)[:, None] * 32 + np.array(_CUTS)).reshape(-1)
 
+_KEPT_OF_D: IntArray = np.repeat(np.arange(KEPT_BUCKETS), np.diff(_STARTS_K, append=DENSE_BUCKETS))
+_KEPT_OF_D[_KEPT_OF_D < _PER_OCTAVE] = 0
+
 
 def dense_index(values: npt.ArrayLike) -> IntArray:
     """Dense bucket of each value (any shape, ≥ 0, no NaN); values above float32's range fall into the bucket of
@@ -47,25 +50,24 @@ def bucket_of(value: float) -> int:
 
 def keep(dense_D: IntArray) -> IntArray:
     """Dense counts [D] gathered into kept counts [K]."""
-    kept_K: IntArray = np.add.reduceat(dense_D, _STARTS_K)
-    kept_K[0] = kept_K[:_PER_OCTAVE].sum()
-    kept_K[1:_PER_OCTAVE] = 0
-    return kept_K
+    filled = dense_D.nonzero()[0]
+    # Float64 carries the counts of fewer than 2⁵³ tokens exactly.
+    return np.bincount(_KEPT_OF_D[filled], weights=dense_D[filled], minlength=KEPT_BUCKETS).astype(np.int64)
 
 
 def of_values(values: npt.ArrayLike) -> IntArray:
     """Kept counts [K] of values ≥ 0."""
-    return keep(np.bincount(dense_index(values).reshape(-1), minlength=DENSE_BUCKETS).astype(np.int64))
+    return np.bincount(_KEPT_OF_D[dense_index(values).reshape(-1)], minlength=KEPT_BUCKETS).astype(np.int64, copy=False)
 
 
 def pack(kept_K: IntArray) -> list[int]:
     """Counts as [first bucket, count, count, −gap, count, …]: a negative number skips that many empty buckets; empty
     is []."""
-    filled = np.flatnonzero(kept_K)
+    filled = kept_K.nonzero()[0]
     if filled.size == 0:
         return []
     packed = [int(filled[0])]
-    expected = int(filled[0])
+    expected = packed[0]
     for index, count in zip(filled.tolist(), kept_K[filled].tolist(), strict=True):
         if index > expected:
             packed.append(expected - index)
