@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from foreshock_service.check.aliases import has_holes, is_training
-from foreshock_service.check.readers.base import Notes, Row
+from foreshock_service.check.readers.base import Notes, Row, Unreadable
 
 WINDOW = 3
 """Steps kept open for rows that come late: evaluations are logged after the step that follows them began."""
@@ -19,6 +19,12 @@ WINDOW = 3
 
 UNDECIDED = 8
 """Rows without a number after which a log has none."""
+
+
+DISORDER = 3
+"""A log is in no order if a step in so many, or more, is below the one before it."""
+AT_LEAST = 8
+"""Rows without which neither that nor a step number that stands still is told."""
 
 
 class RawStep(msgspec.Struct, frozen=True):
@@ -41,6 +47,9 @@ class Assembler:
         self._counted = 0
         self._carried: dict[str, float] = {}
         self._undecided: list[Row] = []
+        self._steps, self._overwritten = 0, 0
+        self._last: dict[str, float] = {}
+        self._varies = False
 
     def feed(self, row: Row) -> Iterator[RawStep]:
         """The steps that a row completes."""
@@ -71,6 +80,10 @@ class Assembler:
             self._open[newest] = {**self._carried, **self._open[newest]}
             self._carried = {}
         yield from self._complete(0)
+        if self._steps == 1 and self._overwritten >= AT_LEAST:
+            raise Unreadable(f"all {self._overwritten + 1} rows bear the same step number: it counts something else")
+        if self._attempt > AT_LEAST and self._attempt * DISORDER >= self._steps:
+            raise Unreadable("its steps are in no order, or in reverse: sort the rows by step")
 
     def _decide(self, numbered: bool) -> Iterator[RawStep]:
         rows, self._undecided = self._undecided, []
@@ -92,6 +105,11 @@ class Assembler:
                 for name, value in row.values.items():
                     newest.setdefault(name, value)
             return
+        if self._varies and len(row.values) > 2 and row.values == self._last:
+            self._notes.add("A line that says what the one before it said (another rank's) was left out.")
+            return
+        self._varies = self._varies or bool(self._last and row.values != self._last)
+        self._last = row.values
         self._counted += self._interval
         yield from self._place(self._counted, row.values)
 
@@ -99,6 +117,7 @@ class Assembler:
         here = self._open.get(step)
         newest = max(self._open, default=-1)
         if here is not None and (step == newest or not here.keys() & values.keys()):
+            self._overwritten += bool(here.keys() & values.keys())
             _join(here, values)
             return
         if self._open and step <= newest:
@@ -116,6 +135,7 @@ class Assembler:
     def _complete(self, keep: int) -> Iterator[RawStep]:
         while len(self._open) > keep:
             step = min(self._open)
+            self._steps += 1
             yield RawStep(self._attempt, step, self._open.pop(step))
 
 

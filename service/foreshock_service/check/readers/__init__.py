@@ -6,6 +6,7 @@ A folder stands for its event files, else for the one log that lies in it.
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,15 @@ from foreshock_service.check.readers.source import POLL_S, Rejoined, encoding_of
 
 HEAD: Final = 1 << 20
 """Bytes that are looked at to tell the format: console logs begin with long configurations."""
-UNREAD: Final = ((b"SQLite format 3", "a SQLite database"), (b"PAR1", "a Parquet file"), (b"PK\x03\x04", "a ZIP"))
+EXPORT: Final = "export the metrics to CSV or JSON lines first"
+UNPACK: Final = "unpack it and name the log that is in it"
+UNREAD: Final = (
+    (b"SQLite format 3", f"a SQLite database: {EXPORT}"), (b"PAR1", f"a Parquet file: {EXPORT}"),
+    (b"PK\x03\x04", f"a ZIP archive or a spreadsheet: {UNPACK}, or {EXPORT}"),
+    (b"BZh", f"bzip2: {UNPACK}"), (b"\xfd7zXZ\x00", f"xz: {UNPACK}"), (b"\x28\xb5\x2f\xfd", f"Zstandard: {UNPACK}"),
+    (b"7z\xbc\xaf", f"7-Zip: {UNPACK}"), (b"\x1f\x8b", f"gzip within gzip: {UNPACK}"),
+)  # fmt: skip
+CONTAINER: Final = re.compile(r'\s*\{"log":\s*"(?:[^"\\\n]|\\.)*",\s*"stream":\s*"std(?:out|err)"')
 IN_FOLDERS: Final = ("trainer_state.json", "*.wandb", "*.jsonl", "*.csv", "*.log", "*.txt", "*.json")
 """What is looked for in a folder without event files, in this order."""
 
@@ -99,16 +108,20 @@ def detect(head: bytes) -> tuple[str, Reader]:
         return "wandb", wandb_offline.rows
     for magic, what in UNREAD:
         if head.startswith(magic):
-            raise Unreadable(f"{what}: export the metrics to CSV or JSON lines first")
+            raise Unreadable(what)
+    if head[257:262] == b"ustar":
+        raise Unreadable(f"a tar archive: {UNPACK}")
     encoding = encoding_of(head)
     text = plain(head.decode(encoding, "replace"))
-    if encoding != "utf-16" and head.count(b"\x00") > len(head) // 8:
+    if not encoding.startswith("utf-16") and b"\x00" in head[:64] and head.count(b"\x00") > len(head) // 8:
         raise Unreadable("binary, and neither a TensorBoard event file nor a .wandb file")
     return _detect_text(text)
 
 
 def _detect_text(text: str) -> tuple[str, Reader]:
-    start = text.lstrip()
+    start = text.lstrip("\x1e\ufeff \t\r\n")
+    if CONTAINER.match(start):
+        raise Unreadable("a container's log, each line of it wrapped in JSON: unwrap it first (`jq -rj .log FILE`)")
     if start[:1] in ("{", "["):
         first = start.split("\n", 1)[0].strip()
         if start[0] == "[" and start[1:].lstrip()[:1] in ("{", "]"):
@@ -141,7 +154,7 @@ def _is_object(line: str) -> bool:
 
 def _is_table(text: str) -> bool:
     """A header of names and, below it, a record of as many fields with a number in it."""
-    told = [line for line in text.splitlines()[:50] if line.strip()]
+    told = [line for line in text.splitlines()[:50] if line.strip() and not line.startswith("#")]
     if not told or (delimiter := table.delimiter_of(told[0])) is None:
         return False
     header = [cell.strip().strip('"') for cell in told[0].split(delimiter)]

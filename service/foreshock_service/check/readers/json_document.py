@@ -80,7 +80,13 @@ def _without_list(text: str, notes: Notes) -> Iterator[Row]:
     try:
         said = parsed_json(text)
     except ValueError as error:
-        raise Unreadable(f"begins like JSON and is none: {error}") from error
+        several = [said for said in _objects(text, iter(()), notes) if isinstance(said, dict)]
+        if len(several) < 2:
+            raise Unreadable(f"begins like JSON and is none: {error}") from error
+        # One object after another, each over several lines, as `jq .` writes them.
+        for split in (split_step(flat(said)) for said in several):
+            yield Row(*split)
+        return
     if not isinstance(said, dict):
         raise Unreadable("a JSON document without objects")
     columns = {name: values for name, values in said.items() if isinstance(values, list) and len(values) > 1}

@@ -16,7 +16,7 @@ def rows(stream: BinaryIO, notes: Notes) -> Iterator[Row]:
         if not line or line.isspace():
             continue
         try:
-            said = parsed_json(line)
+            said = parsed_json(line.lstrip("\x1e"))
         except ValueError:
             notes.add("A line is not JSON and was skipped.")
             continue

@@ -85,6 +85,6 @@ def _flatten(said: Mapping[str, Any], prefix: str, found: dict[str, float], dept
             if depth > 1:
                 _flatten(inner, prefix if key in WRAPPERS else f"{name}/", found, depth - 1)
             continue
-        value = number(inner)
+        value = number(inner[0] if isinstance(inner, list) and len(inner) == 1 else inner)
         if value is not None:
             found.setdefault(name, value)

@@ -140,9 +140,13 @@ def opened(path: Path, notes: Notes, *, follow_idle_s: float | None = None) -> B
 
 
 def encoding_of(head: bytes) -> str:
-    """By the byte-order mark; UTF-8 without one."""
+    """By the byte-order mark, or by every second byte being 0 as in UTF-16 of mostly Latin text; else UTF-8."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
+    even, odd = head[:256:2], head[1:256:2]
+    for zeros, others, name in ((odd, even, "utf-16-le"), (even, odd, "utf-16-be")):
+        if len(head) >= 16 and zeros.count(0) > 0.8 * len(zeros) and not others.count(0):
+            return name
     return "utf-8-sig"
 
 
