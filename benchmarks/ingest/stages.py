@@ -2,7 +2,7 @@
 
     python -m benchmarks.ingest.stages [--database sqlite|postgresql] [--envelopes 256] [--frames 16] [--profile STAGE]
 
-The stages are the service's own: `decode` (bytes → checked envelope), `store` (group commits of eight envelopes),
+The stages are the service's own: `decode` (bytes → checked envelope), `store` (group commits of `--group` envelopes),
 `evaluate` (every due step through the shipped rules). PostgreSQL's own CPU is given beside it. `--profile` prints
 cProfile's shares of one stage instead of trusting anyone's guess.
 """
@@ -42,6 +42,7 @@ from foreshock_service.workers.evaluator import Evaluator
 from foreshock_service.workers.hub import Hub
 
 RANKS, GROUP = 8, 8
+"""Ranks a step, and envelopes a group: single frames come in groups of 20 to 40 (`--group 32`)."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,11 +102,11 @@ def open_stages(url: str, pair: PairRecord) -> Iterator[Stages]:
     store.close()
 
 
-def _store(stages: Stages, envelopes: list[Envelope]) -> None:
+def _store(stages: Stages, envelopes: list[Envelope], group: int = GROUP) -> None:
     arrivals = [Arrival(envelope, time.time()) for envelope in envelopes]
-    for first in range(0, len(arrivals), GROUP):
+    for first in range(0, len(arrivals), group):
         with stages.store.write() as session:
-            some = arrivals[first : first + GROUP]
+            some = arrivals[first : first + group]
             store_group(session, some, stages.hooks, stages.limits, time.time(), stages.seen)
 
 
@@ -136,7 +137,7 @@ def stage(name: str, frames: int, profiled: str, postmaster: int | None) -> Iter
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
 
-def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "") -> dict[str, float]:
+def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "", group: int = GROUP) -> dict[str, float]:
     """All three stages over `work`: µs of CPU a frame of each, their sum, and PostgreSQL's."""
     envelopes: list[Envelope] = []
     frames = sum(len(decode_envelope(body).frames) for body in work)
@@ -146,7 +147,7 @@ def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "") 
             check_envelope(envelope, stages.limits)
             envelopes.append(envelope)
     with stage("store", frames, profiled, stages.postmaster) as storing:
-        _store(stages, envelopes)
+        _store(stages, envelopes, group)
     before = stages.evaluator.counts.steps
     with stage("evaluate", frames, profiled, stages.postmaster) as evaluating:
         _drain(stages.evaluator.evaluate_due)
@@ -162,7 +163,7 @@ def measured(stages: Stages, work: list[bytes], ranks: int, profiled: str = "") 
     }
 
 
-def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) -> None:
+def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str, group: int) -> None:
     """Prints the stages' costs over `envelopes` of each of `runs` × 8 ranks."""
     pair = record()
     clients = [
@@ -173,7 +174,7 @@ def measure(kind: str, envelopes: int, frames: int, runs: int, profiled: str) ->
     work = [body for turn in zip(*clients, strict=True) for body in turn]
     with database(kind) as url, open_stages(url, pair) as stages:
         settle()
-        found = measured(stages, work, RANKS, profiled)
+        found = measured(stages, work, RANKS, profiled, group)
     print(
         f"{kind}, {len(work) * frames} frames of {len(work[0]) // frames} bytes in envelopes of {frames}, µs a frame:"
     )
@@ -191,10 +192,11 @@ def main() -> None:
     parser.add_argument("--envelopes", type=int, default=16, help="of each rank")
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--group", type=int, default=GROUP, help="envelopes of one transaction")
     parser.add_argument("--profile", choices=["decode", "store", "evaluate"], default="")
     options = parser.parse_args()
     for kind in options.database or ["sqlite", "postgresql"]:
-        measure(kind, options.envelopes, options.frames, options.runs, options.profile)
+        measure(kind, options.envelopes, options.frames, options.runs, options.profile, options.group)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 STOP_S = 10.0
-NICER = 5
-"""Where cores are short, whoever waits for an answer comes first: steps gather meanwhile, and cost less together."""
 
 
 def evaluator_of(settings: Settings, store: Store, hub: Hub, pack_file: PackFile, alerts: Alerts) -> Evaluator:
@@ -126,7 +123,6 @@ def evaluate_for(settings: Settings, pipe: Connection) -> None:
     """The process: evaluates until told to stop, or until whoever started it is gone; reports its counts."""
     from foreshock_service.workers.channel import Channel
 
-    os.nice(NICER)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; who started this one says when to stop

@@ -14,7 +14,7 @@ from foreshock.wire import MODES, Envelope
 from foreshock_service.errors import Unavailable
 from foreshock_service.ingest.arrivals import Item
 from foreshock_service.ingest.checks import IngestLimits
-from foreshock_service.store.bulk import update_rows
+from foreshock_service.store.bulk import read_rows, update_rows
 from foreshock_service.store.models import Attempt, Audit, Client, EvaluationState, Run
 from foreshock_service.store.upsert import insert_new
 
@@ -34,6 +34,10 @@ _CLIENTS = select(
 ).where(
     Client.run_id.in_(bindparam("b_runs", expanding=True)), Client.id.in_(bindparam("b_ids", expanding=True))
 )  # fmt: skip
+_CLIENTS_OF_MANY = (
+    "SELECT run_id, id, launch, role, rank, last_sequence, losses, sdk, last_seen_at, last_step, last_attempt,"
+    " finished_at FROM clients WHERE run_id = ANY(%s::bigint[]) AND id = ANY(%s::text[])"
+)
 _CHANGING = (
     "launch", "role", "rank", "last_sequence", "sdk", "last_seen_at", "last_step", "last_attempt", "finished_at",
 )  # fmt: skip
@@ -167,8 +171,10 @@ def hold_clients(session: Session, held: dict[str, RunInGroup], envelopes: Itera
 
 
 def _find_clients(session: Session, keys: list[tuple[int, str]]) -> Senders:
-    which = {"b_runs": list({k[0] for k in keys}), "b_ids": list({k[1] for k in keys})}
-    rows = session.connection().execute(_CLIENTS, which)
+    runs, ids = list({k[0] for k in keys}), list({k[1] for k in keys})
+    if session.get_bind().dialect.name == "postgresql":
+        return {(row[0], row[1]): Sender(*row) for row in read_rows(session, _CLIENTS_OF_MANY, (runs, ids))}
+    rows = session.connection().execute(_CLIENTS, {"b_runs": runs, "b_ids": ids})
     return {(row[0], row[1]): Sender(*row) for row in rows}
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, select, text, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.wire import Frame
 from foreshock_service.ingest.arrivals import Answer, Item, encode_frame
 from foreshock_service.ingest.identities import RunInGroup
 from foreshock_service.store import completeness
-from foreshock_service.store.bulk import insert_rows, update_rows
+from foreshock_service.store.bulk import change_rows, insert_rows, read_rows, update_rows
 from foreshock_service.store.flags import SENTENCES, Flag
 from foreshock_service.store.models import FrameRow, Step
 
@@ -41,21 +41,20 @@ _HURRY = (
     )
     .values(due_at=bindparam("b_now"))
 )
-_STEPS_OF_MANY = text(
+_COLUMNS = ("run_id", "attempt", "step", "first_at", "event_at", "due_at", "flags", "reported", "evaluated_at")
+_STEPS_OF_MANY = (
     "SELECT steps.run_id, steps.attempt, steps.step, steps.first_at, steps.event_at, steps.due_at, steps.flags,"
     " steps.reported, steps.evaluated_at"
-    " FROM unnest(CAST(:runs AS bigint[]), CAST(:attempts AS int[]), CAST(:steps AS bigint[]))"
-    " AS wanted (run_id, attempt, step)"
+    " FROM unnest(%s::bigint[], %s::int[], %s::bigint[]) AS wanted (run_id, attempt, step)"
     " CROSS JOIN LATERAL (SELECT * FROM steps WHERE steps.run_id = wanted.run_id AND steps.attempt = wanted.attempt"
     " AND steps.step = wanted.step LIMIT 1) AS steps"
 )
 """PostgreSQL's: one statement for the steps of all runs, by their key whatever the planner thinks of the table."""
-_HURRY_MANY = text(
-    "UPDATE steps SET due_at = :now"
-    " FROM unnest(CAST(:runs AS bigint[]), CAST(:attempts AS int[]), CAST(:newest AS bigint[]))"
-    " AS told (run_id, attempt, newest)"
+_HURRY_MANY = (
+    "UPDATE steps SET due_at = %s"
+    " FROM unnest(%s::bigint[], %s::int[], %s::bigint[]) AS told (run_id, attempt, newest)"
     " WHERE steps.run_id = told.run_id AND steps.attempt = told.attempt AND steps.step < told.newest"
-    " AND steps.evaluated_at IS NULL AND steps.due_at > :now"
+    " AND steps.evaluated_at IS NULL AND steps.due_at > %s"
 )
 _KEY = ("run_id", "attempt", "step")
 _CHANGING = ("reported", "expected", "flags", "due_at")
@@ -159,10 +158,10 @@ def _find_steps(session: Session, parts: Sequence[_Part]) -> None:
     if connection.dialect.name == "postgresql":
         by_key = {(part.run_id, part.attempt): part for part in parts}
         keys = [(*key, step) for key, part in by_key.items() for step in {placed.frame.step for placed in part.frames}]
-        runs, attempts, steps = zip(*keys, strict=True) if keys else ((), (), ())
-        which = {"runs": list(runs), "attempts": list(attempts), "steps": list(steps)}
-        for row in connection.execute(_STEPS_OF_MANY, which):
-            by_key[(row[0], row[1])].rows[row[2]] = dict(row._mapping)
+        for row in (
+            read_rows(session, _STEPS_OF_MANY, [list(column) for column in zip(*keys, strict=True)]) if keys else ()
+        ):
+            by_key[(row[0], row[1])].rows[row[2]] = dict(zip(_COLUMNS, row, strict=True))
         return
     for part in parts:
         wanted = sorted({placed.frame.step for placed in part.frames})
@@ -217,8 +216,7 @@ def _hurry(session: Session, parts: Sequence[_Part], now: float) -> None:
     connection = session.connection()
     if connection.dialect.name == "postgresql":
         told = [(part.run_id, part.attempt, part.newest) for part in parts]
-        runs, attempts, newest = map(list, zip(*told, strict=True))
-        connection.execute(_HURRY_MANY, {"runs": runs, "attempts": attempts, "newest": newest, "now": now})
+        change_rows(session, _HURRY_MANY, [now, *(list(column) for column in zip(*told, strict=True)), now])
         return
     for part in parts:
         which = {"b_run": part.run_id, "b_attempt": part.attempt, "b_newest": part.newest, "b_now": now}

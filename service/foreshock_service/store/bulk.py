@@ -77,6 +77,21 @@ def update_rows(
         return int(raw.executemany(statement, many).rowcount)
 
 
+def read_rows(session: Session, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """What a statement in PostgreSQL's own words returns, as the driver's tuples: a third of what SQLAlchemy's cost."""
+    connection = session.connection()
+    with _driver(connection, statement) as raw:
+        found: list[tuple[Any, ...]] = raw.execute(statement, parameters).fetchall()
+        return found
+
+
+def change_rows(session: Session, statement: str, parameters: Sequence[Any] = ()) -> int:
+    """Carries out a statement in PostgreSQL's own words; returns how many rows it changed."""
+    connection = session.connection()
+    with _driver(connection, statement) as raw:
+        return int(raw.execute(statement, parameters).rowcount)
+
+
 @contextmanager
 def _driver(connection: Connection, statement: str) -> Iterator[Any]:
     """The driver's own connection, its errors as SQLAlchemy raises them."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, func, select, text
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from foreshock_service.store.bulk import read_rows
 from foreshock_service.store.models import FrameRow, Notice, Step
 
 BATCH = 32
@@ -37,10 +38,10 @@ _DUE = (
     .order_by(Step.attempt, Step.step)
     .limit(bindparam("b_most"))
 )
-_DUE_OF_MANY = text(
-    "SELECT due.* FROM unnest(CAST(:runs AS bigint[])) AS wanted (run_id) CROSS JOIN LATERAL"
+_DUE_OF_MANY = (
+    "SELECT due.* FROM unnest(%s::bigint[]) AS wanted (run_id) CROSS JOIN LATERAL"
     " (SELECT run_id, attempt, step, first_at, event_at, due_at, flags, reported, expected FROM steps"
-    " WHERE steps.run_id = wanted.run_id AND evaluated_at IS NULL ORDER BY attempt, step LIMIT :most) AS due"
+    " WHERE steps.run_id = wanted.run_id AND evaluated_at IS NULL ORDER BY attempt, step LIMIT %s) AS due"
     " ORDER BY run_id, attempt, step"
 )
 _OF_STEPS = (
@@ -60,17 +61,16 @@ _COUNTS = (
     select(FrameRow.run_id, FrameRow.attempt, FrameRow.step, func.count()).where(*_OF_STEPS).group_by(FrameRow.step)
 )
 _WANTED = (
-    "unnest(CAST(:runs AS bigint[]), CAST(:attempts AS int[]), CAST(:steps AS bigint[]))"
-    " AS wanted (run_id, attempt, step)"
+    "unnest(%s::bigint[], %s::int[], %s::bigint[]) AS wanted (run_id, attempt, step)"
     " CROSS JOIN LATERAL (SELECT {columns} FROM frames WHERE frames.run_id = wanted.run_id"
-    " AND frames.attempt = wanted.attempt AND frames.step = wanted.step AND frames.received_at >= :since OFFSET 0)"
+    " AND frames.attempt = wanted.attempt AND frames.step = wanted.step AND frames.received_at >= %s OFFSET 0)"
 )
-_FRAMES_OF_MANY = text(
+_FRAMES_OF_MANY = (
     "SELECT found.run_id, found.attempt, found.step, found.role, found.rank, found.flags, found.body FROM "
     + _WANTED.format(columns="*")
     + " AS found ORDER BY found.received_at, found.sequence"
 )
-_COUNTS_OF_MANY = text(
+_COUNTS_OF_MANY = (
     "SELECT wanted.run_id, wanted.attempt, wanted.step, found.frames FROM "
     + _WANTED.format(columns="count(*) AS frames")
     + " AS found"
@@ -82,19 +82,45 @@ _NOTICES = (
 )
 
 
-def due_steps(session: Session, run_ids: Sequence[int], now: float, most: int = BATCH) -> dict[int, list[Any]]:
+class DueStep(NamedTuple):
+    """A step to be evaluated."""
+
+    run_id: int
+    attempt: int
+    step: int
+    first_at: float
+    event_at: float
+    due_at: float
+    flags: int
+    reported: int
+    expected: int
+
+
+class StoredFrame(NamedTuple):
+    """A frame as it lies in the store."""
+
+    run_id: int
+    attempt: int
+    step: int
+    role: str
+    rank: int
+    flags: int
+    body: bytes
+
+
+def due_steps(session: Session, run_ids: Sequence[int], now: float, most: int = BATCH) -> dict[int, list[DueStep]]:
     """Run → its steps to evaluate now, `most` at most: in order of (attempt, step), up to the first that is still
     waited for. Runs without any are left out."""
     if not run_ids:
         return {}
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        rows = connection.execute(_DUE_OF_MANY, {"runs": list(run_ids), "most": most}).all()
+        rows = read_rows(session, _DUE_OF_MANY, (list(run_ids), most))
     else:
-        rows = [r for i in run_ids for r in connection.execute(_DUE, {"b_run": i, "b_most": most})]
-    found: dict[int, list[Any]] = defaultdict(list)
+        rows = [tuple(r) for i in run_ids for r in connection.execute(_DUE, {"b_run": i, "b_most": most})]
+    found: dict[int, list[DueStep]] = defaultdict(list)
     waits: set[int] = set()
-    for row in rows:
+    for row in map(DueStep._make, rows):
         if row.due_at > now:
             waits.add(row.run_id)
         elif row.run_id not in waits:
@@ -102,28 +128,27 @@ def due_steps(session: Session, run_ids: Sequence[int], now: float, most: int = 
     return dict(found)
 
 
-def frames_of(session: Session, steps: Sequence[Any]) -> dict[Key, list[Any]]:
+def frames_of(session: Session, steps: Sequence[DueStep]) -> dict[Key, list[StoredFrame]]:
     """The frames of these steps, in the order in which they came."""
-    found: dict[Key, list[Any]] = defaultdict(list)
+    found: dict[Key, list[StoredFrame]] = defaultdict(list)
     for row in _of_steps(session, steps, _FRAMES, _FRAMES_OF_MANY):
-        found[(row[0], row[1], row[2])].append(row)
+        found[(row[0], row[1], row[2])].append(StoredFrame._make(row))
     return found
 
 
-def counts_of(session: Session, steps: Sequence[Any]) -> dict[Key, int]:
+def counts_of(session: Session, steps: Sequence[DueStep]) -> dict[Key, int]:
     """How many frames there are of these steps."""
     return {(row[0], row[1], row[2]): row[3] for row in _of_steps(session, steps, _COUNTS, _COUNTS_OF_MANY)}
 
 
-def _of_steps(session: Session, steps: Sequence[Any], one: Any, many: Any) -> Iterator[Any]:
+def _of_steps(session: Session, steps: Sequence[DueStep], one: Any, many: str) -> Iterator[Any]:
     if not steps:
         return
     connection = session.connection()
     since = min(step.first_at for step in steps) - 1.0
     if connection.dialect.name == "postgresql":
-        runs, attempts, numbers = map(list, zip(*((s.run_id, s.attempt, s.step) for s in steps), strict=True))
-        which = {"runs": runs, "attempts": attempts, "steps": numbers, "since": since}
-        yield from connection.execute(many, which).all()
+        keys = zip(*((s.run_id, s.attempt, s.step) for s in steps), strict=True)
+        yield from read_rows(session, many, [*map(list, keys), since])
         return
     by_attempt: dict[tuple[int, int], list[int]] = defaultdict(list)
     for step in steps:
