@@ -133,13 +133,20 @@ def test_edges_groups_exact_correction_and_probe_on_the_real_worker(
 
 
 @pytest.mark.parametrize("variable", HOMES)
-def test_a_stale_training_pass_is_refused_bit_identical_and_mixed_groups_are_told(
-    variable: str, run: Run, service: FakeService
-) -> None:
-    options = ("--steps", "3", "--stale", "half", "--lr", "1e-3", "--dtype", "bf16", "--mixed")
+def test_mixed_groups_are_told_and_refused_bit_identical(variable: str, run: Run, service: FakeService) -> None:
+    result = run(variable, "--steps", "2", "--mixed", "--dtype", "bf16", FORESHOCK_ROLL_REFUSE="1")
+    for line in result["steps"]:
+        assert scalar(service, line["step"], "group.mixed") > 0.9
+        assert scalar(service, line["step"], "update.skipped") == 1.0
+        assert line["before_digest"] == line["after_digest"]
+    assert any("groups were formed across prompts" in n.data["text"] for n in service.notices("note"))
+
+
+@pytest.mark.parametrize("variable", HOMES)
+def test_a_stale_training_pass_is_refused_bit_identical(variable: str, run: Run, service: FakeService) -> None:
+    options = ("--steps", "3", "--stale", "half", "--lr", "1e-3", "--dtype", "bf16")
     result = run(variable, *options, FORESHOCK_ROLL_ON_POLICY="exact", FORESHOCK_ROLL_REFUSE="1")
     assert merged(service, 0, "policy")["kl_k2"] == 0.0
-    assert scalar(service, 0, "group.mixed") > 0.9
     refused = [line for line in result["steps"] if line["before_digest"] == line["after_digest"]]
     skipped = [step for step in (0, 1, 2) if scalar(service, step, "update.skipped")]
     assert skipped == [line["step"] for line in refused]
