@@ -64,6 +64,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     decided_by: tuple[str, ...] = ()
     family: str | None = None
     """Causes of one family cannot be told apart by these statistics."""
+    lookalikes: Callable[[Figures], tuple[str, ...]] = lambda _: ()
+    """Causes that would show the very same figures: whatever their score, this one is then never named alone."""
 
 
 TRAINER: Final[frozenset[Edge | None]] = frozenset({"training_pass", "scoring_pass", "undecided"})
@@ -74,6 +76,11 @@ ANY: Final[frozenset[Edge | None]] = TRAINER | ENGINE
 UNRELATED: Final = 0.25
 """Correlation and slope below which the two sides are log-probs of different tokens; half of all units dropped leaves
 more."""
+DROPOUT_LEAST: Final = 1e-3
+"""Half mean square below which no dropout is."""
+QUANTISED_LEAST: Final = 3e-3
+"""Half mean square below which bf16's own floor says as much."""
+STALE_SLOPES: Final = (0.8, 1.35)
 SHIFT_NATS: Final = 1e-3
 """Mean δ below which one-sidedness is rounding."""
 
@@ -103,7 +110,7 @@ def _numeric_noise(f: Figures) -> list[Reading]:
 
 def _dropout(f: Figures) -> list[Reading]:
     return [
-        above("half mean square: far above rounding", f.of("kl_k2"), 1e-3, 1.0, veto=True),
+        above("half mean square: far above rounding", f.of("kl_k2"), DROPOUT_LEAST, 1.0, veto=True),
         below(
             "share of tokens with δ > 0: noise lowers the sampled token's log-prob", f.of("positive_share"), 0.46, 1.5
         ),
@@ -127,6 +134,30 @@ def _stale_trainer(f: Figures) -> list[Reading]:
     ]
 
 
+def _like_stale_trainer(f: Figures) -> tuple[str, ...]:
+    """Two dropout passes held against each other lose the one-sidedness of one: only a repeated pass tells.
+
+    Dropout leaves no token and no sequence untouched, and does not grow.
+    """
+    untouched = (f.of("zero_share") or 0.0) >= 0.05 or (f.of("seq_zero_share") or 0.0) >= 0.05
+    far, growth = (f.of("kl_k2") or 0.0) >= DROPOUT_LEAST, f.growth()
+    return ("dropout",) if far and not untouched and (growth is None or growth < 1.3) else ()
+
+
+def _like_stale_engine(f: Figures) -> tuple[str, ...]:
+    """A gap of precision grows as well where the policy sharpens: versions, digests or the engine's word part them."""
+    lagging = (f.scalar("staleness.mean") or 0.0) >= 0.5 or (f.scalar("weights.changed_share") or 1.0) < 0.5
+    proven = lagging or f.noticed("weights", ok=False) or _quantised_setting(f) is False
+    return () if proven else ("quantised_engine",)
+
+
+def _like_quantised(f: Figures) -> tuple[str, ...]:
+    """Weights that stay some steps behind are a gap that does not grow: only the engine's own word parts the two."""
+    slope = f.of("slope")
+    old = slope is None or STALE_SLOPES[0] <= slope <= STALE_SLOPES[1]
+    return ("stale_engine_weights",) if old and not _quantised_setting(f) else ()
+
+
 def _different_forward(f: Figures) -> list[Reading]:
     return [
         between("slope of a on b", f.of("slope"), 0.98, 1.02, 2.0, veto=True),
@@ -141,7 +172,7 @@ def _different_forward(f: Figures) -> list[Reading]:
 
 def _stale_engine(f: Figures) -> list[Reading]:
     return [
-        between("slope of a on b", f.of("slope"), 0.8, 1.35, 1.5, veto=True),
+        between("slope of a on b", f.of("slope"), *STALE_SLOPES, 1.5, veto=True),
         below("δ is not explained by b", f.explained(), 0.9, 1.0, veto=True),
         _not_one_sided(f),
         said("the pair has left the run's own baseline", _not(f.in_band()), 1.0),
@@ -173,7 +204,7 @@ def _quantised(f: Figures) -> list[Reading]:
         below("no growth: there at once and in full", f.growth(), 1.15, 0.75),
         below("δ is not explained by b", f.explained(), 0.5, 1.0, veto=True),
         _not_one_sided(f),
-        above("half mean square: above bf16's floor", f.of("kl_k2"), 3e-3, 1.0, veto=True),
+        above("half mean square: above bf16's floor", f.of("kl_k2"), QUANTISED_LEAST, 1.0, veto=True),
         between("slope of a on b", f.of("slope"), 0.7, 1.5, 0.5, veto=True),
         hint(below("engine and trainer hold the same version", f.scalar("staleness.mean"), 0.5, 0.5)),
         _correlated(f, 0.4),
@@ -238,6 +269,9 @@ def _special_tokens(f: Figures) -> list[Reading]:
         said("the worst tokens are one token id", (f.one_token() or 0.0) >= 0.6, 3.0, veto=True),
         below("most tokens agree: median over 99 % quantile", f.tail(), 0.1, 1.0),
         above("kurtosis of δ", f.of("delta_kurtosis"), 20.0, 1.0),
+        # Where all tokens have moved, the worst are of one kind because some tokens decide more than others.
+        said("the median token is where it used to be", f.bulk_in_band(), 2.0, veto=True),
+        below("no growth over steps: a template does not grow", f.growth(), 1.3, 1.0),
         _correlated(f),
     ]
 
@@ -259,11 +293,11 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause(
         name="dropout", title="Dropout active in one of the trainer's passes",
         edges=frozenset({"training_pass", "undecided"}), read=_dropout,
-        decided_by=("probe: eval against train mode", "probe: same partition twice"),
+        decided_by=("probe: same partition twice", "probe: eval against train mode"),
     ),
     Cause(
         name="stale_trainer_parameters", title="One of the trainer's passes reads parameters of earlier steps",
-        edges=TRAINER, read=_stale_trainer,
+        edges=TRAINER, read=_stale_trainer, lookalikes=_like_stale_trainer,
         decided_by=("probe: after a forced parameter sync", "weights.checksum before each pass, over ranks"),
     ),
     Cause(
@@ -273,7 +307,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     ),
     Cause(
         name="stale_engine_weights", title="The engine samples with weights of earlier steps, all or some",
-        edges=ENGINE, read=_stale_engine, family="stale_engine",
+        edges=ENGINE, read=_stale_engine, lookalikes=_like_stale_engine, family="stale_engine",
         decided_by=("weights.checksum per tensor, trainer and engine", "a re-sync that verifies digests"),
     ),
     Cause(
@@ -283,7 +317,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
     ),
     Cause(
         name="quantised_engine", title="The engine computes in other precision than the trainer",
-        edges=ENGINE, read=_quantised, decided_by=("the engine's own settings", "a re-sync that verifies digests"),
+        edges=ENGINE, read=_quantised, lookalikes=_like_quantised,
+        decided_by=("the engine's own settings", "a re-sync that verifies digests"),
     ),
     Cause(
         name="temperature", title="A temperature is applied on one side only",

@@ -81,6 +81,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
                 return value <= band[2]
         return None
 
+    def bulk_in_band(self) -> bool | None:
+        """True where the median token's |δ| is inside the run's own range; None without one."""
+        name = f"{self.pair}.abs_q50"
+        band, value = self.bands.get(name) or self.bands.get(name.replace("_current.", ".")), self.of("abs_q50")
+        return None if band is None or value is None else value <= band[2]
+
     def setting(self, *names: str) -> Any:
         """The first of these settings that is there, also inside `engine`."""
         engine = self.settings.get("engine")

@@ -5,6 +5,7 @@ Pure functions over `values` mappings: `foreshock check`, the API's diagnosis an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ MIN_KNOWN: Final = 0.4
 CLOSE: Final = 0.15
 CLOSE_EARLY: Final = 0.3
 """Scores nearer than this do not separate two causes; early: before there are enough steps to tell growth."""
+CALM: Final = 3
+"""Steps in a row inside the range that end an excursion, looking back."""
 SURE_KNOWN: Final = 0.6
 """Where less of the best cause's weight is known, causes of which too little is known to rank them stay possible."""
 
@@ -90,7 +93,8 @@ def diagnose(
         raise ValueError("a diagnosis needs at least one step")
     bands = bands or {}
     location = locate(settled(window), bands, missing)
-    ranked, possible = list[RankedCause](), list[str]()
+    window = _since_onset(window, location, bands)
+    ranked, possible, alike = list[RankedCause](), list[str](), dict[str, tuple[str, ...]]()
     pair = _pair_for(location, window)
     for cause in causes:
         if pair is None or not _can_sit(cause, location):
@@ -107,8 +111,11 @@ def diagnose(
             possible.append(found.name)
         elif found.score >= MIN_SCORE:
             ranked.append(found)
+            named = cause.lookalikes(figures)
+            alike[found.name] = tuple(c.name for c in causes if c.name in named and _can_sit(c, location))
     ranked.sort(key=lambda c: (-c.score, c.name))
-    between = _not_separated(ranked, possible, CLOSE if len(window) >= GROWTH_STEPS else CLOSE_EARLY)
+    close = CLOSE if len(window) >= GROWTH_STEPS else CLOSE_EARLY
+    between = _not_separated(ranked, possible, alike[ranked[0].name] if ranked else (), close)
     return Diagnosis(
         location=location,
         causes=tuple(ranked),
@@ -118,6 +125,25 @@ def diagnose(
     )
 
 
+def _since_onset(
+    window: Sequence[Mapping[str, float]], location: Location, bands: Mapping[str, tuple[float, float, float]]
+) -> Sequence[Mapping[str, float]]:
+    """The steps since what is up left its range: medians over healthy steps as well describe neither.
+
+    Back from the last step, to before CALM steps in a row inside every range. All of them where nothing is up.
+    """
+    highs = {r.signal: r.high for r in location.readings if r.level == "up" and r.signal and r.high is not None}
+    if not highs:
+        highs = {s: b[2] for s, b in bands.items() if s.endswith(".abs_q50") and window[-1].get(s, 0.0) > b[2]}
+    calm, begin = 0, len(window) - 1
+    for i in range(len(window) - 1, -1, -1):
+        if any(not window[i].get(signal, math.inf) <= high for signal, high in highs.items()):
+            calm, begin = 0, i
+        elif (calm := calm + 1) == CALM:
+            break
+    return window[begin:] if highs else window
+
+
 def _can_sit(cause: Cause, location: Location) -> bool:
     """The cause can be in the pass at fault. What only an engine does leaves the trainer's two passes at one."""
     if location.edge == "undecided" and location.level("policy") == "up" and not cause.edges & TRAINER - {"undecided"}:
@@ -125,13 +151,16 @@ def _can_sit(cause: Cause, location: Location) -> bool:
     return location.edge in cause.edges
 
 
-def _not_separated(ranked: Sequence[RankedCause], possible: Sequence[str], close: float) -> tuple[str, ...]:
-    """The leading causes, where they are more than one."""
+def _not_separated(
+    ranked: Sequence[RankedCause], possible: Sequence[str], alike: Sequence[str], close: float
+) -> tuple[str, ...]:
+    """The leading causes, where they are more than one; `alike` would show the same figures as the first."""
     if not ranked:
         return ()
     between = [c.name for c in ranked if ranked[0].score - c.score < close]
     if ranked[0].known < SURE_KNOWN:
         between += possible
+    between += [name for name in alike if name not in between]
     return tuple(between) if len(between) > 1 else ()
 
 
@@ -168,6 +197,13 @@ def _fact(reading: Reading) -> Fact:
     return Fact(sentence=reading.sentence, value=reading.value, weight=reading.weight)
 
 
+def _decisive(between: Sequence[str]) -> str:
+    """The first experiment of each of the two that lead."""
+    known = {cause.name: cause.decided_by for cause in CAUSES}
+    named = [known[name][0] for name in between[:2] if known.get(name)]
+    return "; ".join(dict.fromkeys(named)) or "a probe"
+
+
 def _sentence(location: Location, ranked: Sequence[RankedCause], between: Sequence[str]) -> str:
     if not ranked:
         if location.edge is None:
@@ -176,6 +212,6 @@ def _sentence(location: Location, ranked: Sequence[RankedCause], between: Sequen
     best = ranked[0]
     if between:
         names = " or ".join(between)
-        decides = best.decided_by[0] if best.decided_by else "a probe"
+        decides = _decisive(between)
         return f"{names}: these statistics do not separate them; what decides: {decides}. {location.sentence}"
     return f"{best.title} ({best.name}, {best.score:.2f}). {location.sentence}"

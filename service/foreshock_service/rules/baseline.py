@@ -26,6 +26,8 @@ PROVISIONAL: Final = 3
 """Values after which a step far beyond them counts although the baseline is not calibrated."""
 EARLY_Z: Final = 1.5
 """Doubled sigmas out of a provisional range at which a large_ratio counts."""
+RENEW_EVERY: Final = 2
+"""Values that a full window takes up between two estimates of its centre and spread."""
 GATE: Final = 3.0
 """Sigmas beyond which a value is not learned; if that lasts, values are learned as if they were only so far out."""
 
@@ -50,7 +52,7 @@ class BaselineConfig(RuleConfig):
     drift_limit: float = Field(12.0, gt=0, description="Cumulative sum (sigmas) at which a drift is found.")
 
 
-class Track(msgspec.Struct, frozen=True, array_like=True):
+class Track(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One signal's baseline and excursion, immutable. Values are transformed (log or linear) and signed upwards."""
 
     recent: tuple[float, ...] = ()
@@ -76,7 +78,7 @@ class Track(msgspec.Struct, frozen=True, array_like=True):
     """The centre at which the baseline was first trusted in this segment: what slow creep is held against."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class Reading(msgspec.Struct, frozen=True, gc=False):
     """One value against its baseline as it was before the value came."""
 
     value: float
@@ -245,12 +247,17 @@ def _fold(
     elif learn and (not rejected or rejected >= config.calibration_steps):
         learned += 1
         if trusted:
-            x = min(max(x, centre - GATE * sigma), centre + GATE * sigma)
+            reach = GATE * sigma
+            x = centre + reach if excess > reach else centre - reach if excess < -reach else x
+        renewed = True
         if len(recent) < config.window_values:
             recent = (*recent, x)
         elif learned % config.stride == 0:
             recent = (*recent[1 - config.window_values :], x)
-        if recent is not track.recent and (not prior or learned >= config.calibration_steps):
+            renewed = learned % (RENEW_EVERY * config.stride) == 0  # one of 48 values moves no median worth a sort
+        else:
+            renewed = False
+        if renewed and (not prior or learned >= config.calibration_steps):
             prior = False
             centre, spread = _centre_and_spread(recent)
             if learned == config.calibration_steps:

@@ -99,6 +99,14 @@ def fold_bulk(
     return Bulk(level, x, noise, usual, bulk.count + 1, 0, bulk.segment), moved
 
 
+def band_bulk(bulk: Bulk, config: BaselineConfig) -> tuple[float, float, float] | None:
+    """(low, level, high), nats: the gate either way. None before calibration."""
+    if bulk.count < config.calibration_steps:
+        return None
+    reach = GATE * max(bulk.noise, config.min_spread)
+    return math.exp(bulk.level - reach), math.exp(bulk.level), math.exp(bulk.level + reach)
+
+
 def one_sided(seen: StepView) -> bool:
     """Nearly all tokens are shifted one way by nearly the same."""
     k1, mean = abs(seen.values.get("mismatch.kl_k1", 0.0)), seen.values.get("mismatch.abs_mean", math.inf)

@@ -29,7 +29,7 @@ class Config(BaselineConfig):
     mild_ratio: float = Field(2.5, gt=1, description="Smoothed ratio to the centre that counts as out of range.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The baseline, and whether the share was ever anything but 0."""
 
     track: Track = FRESH

@@ -17,7 +17,7 @@ class Config(RuleConfig):
     share: float = Field(0.98, gt=0, le=1, description="Share of groups with equal rewards that counts as dead.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Smoothed share."""
 
     smooth: float = 0.0

@@ -32,7 +32,7 @@ UPDATE_EVERY = 10
 """While an incident stays open, its finding is refreshed at every tenth firing observation."""
 
 
-class RuleState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RuleState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rule on one run: what the rule folded, and where its incident stands."""
 
     hash: str
@@ -82,8 +82,10 @@ class RuleEngine:
 
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
-        self._entries = tuple((e, e.rule.step, getattr(e.rule, "bands", None)) for e in pack.entries)
-        self._tick_entries = tuple(item for item in self._entries if item[0].rule.wants_ticks)
+        self._entries = tuple(
+            (e.rule.name, e.hash, e.config, e.rule.step, getattr(e.rule, "bands", None), e) for e in pack.entries
+        )
+        self._tick_entries = tuple(item for item in self._entries if item[-1].rule.wants_ticks)
 
     def initial(self) -> EngineState:
         """The state before the first observation."""
@@ -99,24 +101,28 @@ class RuleEngine:
         bands: dict[str, tuple[float, float, float]] = {}
         errors: dict[str, str] = {}
         ticking = isinstance(seen, Tick)
-        for entry, step, banded in self._tick_entries if ticking else self._entries:
-            name = entry.rule.name
+        for name, hashed, config, step, banded, entry in self._tick_entries if ticking else self._entries:
             before = rules.get(name)
-            if before is None or before.hash != entry.hash:
+            if before is None or before.hash != hashed:
                 before = _fresh(entry, before)
             failed = 0
             try:
-                body, verdict = step(before.body, seen, entry.config, now)
-                if banded is not None and not ticking:
-                    for signal, band in banded(body, entry.config).items():
-                        bands.setdefault(signal, band)
+                body, verdict = step(before.body, seen, config, now)
+                if banded is not None and not ticking and (told := banded(body, config)):
+                    bands = {**told, **bands}
             except Exception as error:
                 # One rule's defect must not spoil the others, nor keep the run from being evaluated at all.
                 logger.exception("rule %s failed on run %s, step %s", name, seen.run, seen.step)
                 body, verdict, failed = before.body, UNKNOWN, 1
                 errors[name] = f"{type(error).__name__}: {error}"
-            after, finding = _transition(before, body, verdict, entry.config, seen.step, failed, name)
-            rules[name] = after
+            if not (verdict.firing or before.streak or before.open or failed or before.errors) and (
+                before.since_close is None
+            ):
+                # The common case, kept cheap: nothing is open, nothing begins, no cool-down is counted.
+                if body is not before.body:
+                    rules[name] = RuleState(hash=hashed, body=body)
+                continue
+            rules[name], finding = _transition(before, body, verdict, config, seen.step, failed, name)
             if finding is not None:
                 findings.append(finding)
         if len(rules) > len(self._entries):
@@ -195,8 +201,6 @@ def _transition(
     before: RuleState, body: Any, verdict: Verdict, config: RuleConfig, step: int | None, failed: int, name: str
 ) -> tuple[RuleState, Finding | None]:
     """Hold, hysteresis, cool-down: where the incident stands after this verdict, and what changed."""
-    if verdict.firing is False and before.open is None and before.since_close is None and not before.errors + failed:
-        return RuleState(hash=before.hash, body=body), None  # The common case, kept cheap.
     streak, clear, opened, onset, edge = before.streak, before.clear, before.open, before.onset, before.edge
     since = before.since_close
     change: Literal["open", "update", "escalate", "close"] | None = None

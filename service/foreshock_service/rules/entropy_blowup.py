@@ -47,7 +47,7 @@ class Config(BaselineConfig):
     reward_gain: float = Field(1.0, ge=0, description="Reward above its baseline, in sigmas, that excuses a mild rise.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines of entropy (log) and reward (linear)."""
 
     track: Track = FRESH

@@ -49,7 +49,7 @@ class Config(BaselineConfig):
     reward_loss: float = Field(2.0, ge=0, description="Reward below its baseline, in sigmas, that makes it critical.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines of entropy (log, falling) and reward (linear)."""
 
     track: Track = FRESH

@@ -38,7 +38,7 @@ class Config(RuleConfig):
     blind_steps: int = Field(3, ge=1, description="Steps in which only log-probs can tell before they are believed.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive steps at which only the log-probs said that nothing moved."""
 
     still: int = 0

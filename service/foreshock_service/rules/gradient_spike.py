@@ -37,7 +37,7 @@ class Config(RuleConfig):
     sustained_steps: int = Field(6, ge=1, description="Consecutive spikes that are critical.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The past's largest norm, the leaking sum of spikes, spikes in a row."""
 
     peak: Peak = FRESH

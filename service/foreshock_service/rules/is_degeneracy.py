@@ -44,7 +44,7 @@ class Config(BaselineConfig):
     mean_z: float = Field(2.0, gt=0, description="Sigmas that the fall must also be.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The baseline of 1 − ESS and consecutive steps below the critical share."""
 
     track: Track = FRESH

@@ -39,7 +39,7 @@ class Config(RuleConfig):
     hopeless: float = Field(100.0, gt=0, description="KL (nats) that is critical at once, whatever came before.")
 
 
-class Course(msgspec.Struct, frozen=True, array_like=True):
+class Course(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One series: its past, the leaking sum of steps out of proportion, such steps in a row."""
 
     peak: Peak = FRESH
@@ -50,7 +50,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     """Steps in a row above the preset, before anything was known to compare with."""
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One course for each series."""
 
     reference: Course = Course()

@@ -41,7 +41,7 @@ class Config(BaselineConfig):
     )
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines of length (log, falling) and reward (linear)."""
 
     track: Track = FRESH

@@ -42,7 +42,7 @@ class Config(BaselineConfig):
     negligible: float = Field(16.0, ge=0, description="Mean length (tokens) below which no growth is ever found.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines of length (log) and reward (linear), and the share that is usually cut."""
 
     track: Track = FRESH

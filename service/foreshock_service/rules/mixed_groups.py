@@ -19,7 +19,7 @@ class Config(RuleConfig):
     """An invariant: the share must be 0."""
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Nothing to remember."""
 
 

@@ -15,6 +15,8 @@ VITAL: Final = frozenset({"loss", "grad.norm", "entropy.mean", "reward.mean", "n
 """Scalars without which no update is sane. A NaN elsewhere (a deviation over one sample, say) warns."""
 VITAL_PAIRS: Final = ("policy", "update", "mismatch", "mismatch_current", "reference")
 TRAINER_PAIRS: Final = ("policy", "update", "reference")
+COUNTS: Final = tuple(f"{pair}.{count}" for pair in VITAL_PAIRS for count in ("nonfinite", "sentinels", "overflow"))
+COUNTED: Final = (*COUNTS, "grad.nonfinite")
 SHOWN: Final = 8
 
 
@@ -48,7 +50,7 @@ class NonFinite:
     state: type[State] = State
     reads: tuple[str, ...] = (
         "loss", "grad.norm", "grad.nonfinite", "update.skipped", "entropy.mean", "reward.mean",
-        *(f"{pair}.{count}" for pair in VITAL_PAIRS for count in ("nonfinite", "sentinels", "overflow")),
+        *COUNTS,
     )  # fmt: skip
     wants_ticks = False
 
@@ -91,6 +93,8 @@ def _severity(name: str) -> Severity:
 def _counted(seen: StepView, config: Config) -> list[tuple[str, Severity, str]]:
     """Findings from counts: these are finite numbers that say how many others were not."""
     values, found = seen.values, list[tuple[str, Severity, str]]()
+    if not any(values.get(name) for name in COUNTED):
+        return found
     for pair in VITAL_PAIRS:
         name = f"{pair}.nonfinite"
         count = values.get(name, 0.0)

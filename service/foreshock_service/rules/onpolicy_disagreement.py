@@ -56,7 +56,7 @@ class Config(BaselineConfig):
     preset_steps: int = Field(3, ge=1, description="Consecutive steps above the preset before it warns.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The merged figure's baseline, the worst rank's, and steps above the preset."""
 
     merged: Track = FRESH

@@ -15,6 +15,7 @@ from foreshock_service.rules.baseline import FRESH, BaselineConfig, Reading, Tra
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Evidence, Observation, RuleConfig, StepView, Verdict
 
 PAIRS: Final = ("mismatch", "policy")
+NAMES: Final = tuple((pair, f"{pair}.seq_outlier", f"{pair}.seq_abs_max") for pair in PAIRS)
 LOG_FLOOR = 1e-3
 
 
@@ -33,7 +34,7 @@ class Config(BaselineConfig):
     )
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The usual share of outliers, per pair."""
 
     mismatch: Track = FRESH
@@ -55,25 +56,23 @@ class OutlierSequences:
         if not isinstance(seen, StepView):
             return state, UNKNOWN
         tracks, found, told = [state.mismatch, state.policy], QUIET, False
-        for i, pair in enumerate(PAIRS):
-            share = seen.values.get(f"{pair}.seq_outlier")
+        for i, (pair, outlier, farthest) in enumerate(NAMES):
+            share = seen.values.get(outlier)
             if share is None:
                 continue
             tracks[i], reading = fold_log(tracks[i], share, seen, config, floor=LOG_FLOOR)
             if reading is None:
                 continue
             told = True
-            largest = seen.values.get(f"{pair}.seq_abs_max", config.negligible)
+            largest = seen.values.get(farthest, config.negligible)
             if not found.firing and share >= config.warn_share and largest >= config.negligible:
                 found = _verdict(pair, reading, largest, seen) if out_of_range(reading, config) else found
         return State(tracks[0], tracks[1]), found if told else UNKNOWN
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
         """The usual shares."""
-        bands = {
-            f"{p}.seq_outlier": band_log(t, config) for p, t in zip(PAIRS, (state.mismatch, state.policy), strict=True)
-        }
-        return {signal: band for signal, band in bands.items() if band}
+        bands = ((NAMES[0][1], band_log(state.mismatch, config)), (NAMES[1][1], band_log(state.policy, config)))
+        return {signal: band for signal, band in bands if band}
 
 
 def _verdict(pair: str, reading: Reading, largest: float, seen: StepView) -> Verdict:

@@ -18,7 +18,7 @@ BLOCK: Final = 32
 NONE: Final = -1e9
 
 
-class Peak(msgspec.Struct, frozen=True, array_like=True):
+class Peak(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """ln of the largest past value and of the largest in the present block, with how many values there were."""
 
     past: float = NONE

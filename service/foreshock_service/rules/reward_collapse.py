@@ -7,7 +7,6 @@ larger of the run's own noise and the ground it had gained.
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
 from typing import Final
 
 import msgspec
@@ -54,7 +53,7 @@ class Config(RuleConfig):
     critical_steps: int = Field(4, ge=1, description="Consecutive steps below before it is critical.")
 
 
-class Level(msgspec.Struct, frozen=True, array_like=True):
+class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One reward's recent values, its noise, and the best and worst levels it had."""
 
     recent: tuple[float, ...] = ()
@@ -71,7 +70,7 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
     step: int = -1
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rollout reward and validation reward, each by itself."""
 
     rollout: Level = Level()
@@ -99,6 +98,12 @@ class RewardCollapse:
         return State(*after), verdict
 
 
+def _median(values: tuple[float, ...]) -> float:
+    """As `statistics.median`, which costs twice the rest of this rule. Of at least one value."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
 def _judged(level: Level, value: float, signal: str, seen: StepView, config: Config) -> tuple[Level, Verdict]:
     if seen.attempt != level.attempt or seen.step <= level.step:
         # Another attempt starts from other weights: what it may lose is what it has itself.
@@ -109,18 +114,19 @@ def _judged(level: Level, value: float, signal: str, seen: StepView, config: Con
         noise += max(NOISE_RATE, 1.0 / count) * (change - noise)
     recent = (*level.recent[1 - LONG :], value)
     best, best_long, worst = level.best, level.best_long, level.worst
-    now_at = median(recent[-SHORT:])
-    long_at = fmean(recent) if len(recent) == LONG else math.inf
+    now_at = _median(recent[-SHORT:])
+    long_at = math.fsum(recent) / LONG if len(recent) == LONG else math.inf
     below, grave, onset, verdict = 0, 0, None, QUIET
     if count >= config.calibration_steps:
-        established = median(recent[-ESTABLISHED:])
+        established = _median(recent[-ESTABLISHED:])
         best, worst = max(best, established), min(worst, established)
         if long_at < math.inf:
             best_long = max(best_long, long_at)
         had = max(best - worst, config.floor_share * abs(best))
         short_sigmas = (best - now_at) / max(MEDIAN_LOSS * noise / math.sqrt(SHORT), TINY)
         long_sigmas = (best_long - long_at) / max(noise / math.sqrt(LONG), TINY)
-        lost, sigmas = max((best - now_at, short_sigmas), (best_long - long_at, long_sigmas), key=lambda pair: pair[1])
+        short = short_sigmas >= long_sigmas
+        lost, sigmas = (best - now_at, short_sigmas) if short else (best_long - long_at, long_sigmas)
         share = lost / had if had > 0 else 0.0
         if share >= config.warn_share and sigmas >= config.noise_sigmas:
             below = level.below + 1

@@ -27,7 +27,7 @@ class Config(BaselineConfig):
     repetition_rise: float = Field(0.2, gt=0, le=1, description="Rise of that share which must go with it.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines, and the last validation's change in sigmas (it comes only every few steps)."""
 
     reward: Track = FRESH
@@ -63,9 +63,9 @@ class RewardHacking:
         if reading is None or (repeated is None and not validation.learned):
             return after, UNKNOWN
         up = gain(state.reward, reading)
-        evidence = [Evidence(signal=REWARD, value=reading.value, expected=reading.centre, sentence=f"{up:+.1f} sigma.")]
         if up < config.reward_gain:
             return after, QUIET
+        evidence = [Evidence(signal=REWARD, value=reading.value, expected=reading.centre, sentence=f"{up:+.1f} sigma.")]
         if validated <= -config.validation_loss:
             sentence = f"{validated:+.1f} sigma at the last validation."
             evidence.append(Evidence(signal=VALIDATION, value=values.get(VALIDATION), sentence=sentence))

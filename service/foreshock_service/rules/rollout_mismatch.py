@@ -24,7 +24,7 @@ from foreshock_service.rules.baseline import (
     large,
     out_of_range,
 )
-from foreshock_service.rules.bulk import NONE, ONE_SIDED_MOST, TRUNCATED, Bulk, Moved, fold_bulk, one_sided
+from foreshock_service.rules.bulk import NONE, ONE_SIDED_MOST, TRUNCATED, Bulk, Moved, band_bulk, fold_bulk, one_sided
 from foreshock_service.rules.creep import creeping, crept
 from foreshock_service.rules.edges import engine_edge
 from foreshock_service.rules.interface import QUIET, UNKNOWN, Edge, Evidence, Observation, RuleConfig, StepView, Verdict
@@ -74,7 +74,7 @@ class Config(BaselineConfig):
     )
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Baselines of the merged figure, of the worst rank's and of the fallback."""
 
     merged: Track = FRESH
@@ -111,9 +111,9 @@ class RolloutMismatch:
         warm = state.warm if state.warm.over else fold_warm_up(state.warm, seen)
         learn = warm.over and not state.ill
         # kl_k3 is missing where exp(a - b) overflows, which is no time to be silent; kl_k2 never does.
-        signal = next((s for s in (PRIMARY, SECONDARY, CURRENT) if s in seen.values), None)
-        value = seen.values.get(signal, math.nan) if signal else None
-        if signal is None or value is None:
+        signal = PRIMARY if PRIMARY in seen.values else SECONDARY if SECONDARY in seen.values else CURRENT
+        value = seen.values.get(signal)
+        if value is None:
             return self._by_mean(state, seen, config, warm, learn)
         merged, reading = fold_log(state.merged, value, seen, config, floor=LOG_FLOOR, learn=learn)
         if reading is None:
@@ -181,9 +181,9 @@ class RolloutMismatch:
         return after, QUIET
 
     def bands(self, state: State, config: Config) -> Mapping[str, tuple[float, float, float]]:
-        """The learned range of kl_k3."""
-        band = band_log(state.merged, config)
-        return {PRIMARY: band} if band else {}
+        """The learned ranges of kl_k3 and of the median token's difference."""
+        bands = ((PRIMARY, band_log(state.merged, config)), (BULK, band_bulk(state.bulk, config)))
+        return {signal: band for signal, band in bands if band}
 
 
 def _bulk_verdict(seen: StepView, moved: Moved) -> Verdict:

@@ -20,7 +20,7 @@ class Config(RuleConfig):
     hold_steps: int = Field(1, ge=1, description="Consecutive steps before it opens.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Nothing to remember."""
 
 

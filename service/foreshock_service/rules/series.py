@@ -18,10 +18,12 @@ def judged_each(
 
     A firing verdict comes before a quiet one, critical before warning, the first signal first; none: unknown.
     """
-    after, verdicts = list(states), list[Verdict]()
+    after, gravest, gravity = list(states), UNKNOWN, -1
     for i, signal in enumerate(signals):
         value = seen.values.get(signal)
-        if value is not None and math.isfinite(value):
+        if value is not None and -math.inf < value < math.inf:
             after[i], verdict = judge(after[i], value, signal)
-            verdicts.append(verdict)
-    return after, max(verdicts, key=lambda v: (bool(v.firing), v.severity == "critical"), default=UNKNOWN)
+            grave = (2 if verdict.firing else 0) + (1 if verdict.severity == "critical" else 0)
+            if grave > gravity:
+                gravest, gravity = verdict, grave
+    return after, gravest

@@ -29,7 +29,7 @@ class Config(BaselineConfig):
     negligible: float = Field(1e-3, ge=0, description="mismatch.kl_k3 (nats) below which it stays a warning.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The mismatch's baseline, whether a cache was ever told of, and the pushes to each engine since its last flush."""
 
     track: Track = FRESH

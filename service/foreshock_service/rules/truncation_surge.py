@@ -30,7 +30,7 @@ class Config(BaselineConfig):
     critical_steps: int = Field(5, ge=1, description="Consecutive steps at critical_share.")
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The baseline and consecutive steps at the critical share."""
 
     track: Track = FRESH

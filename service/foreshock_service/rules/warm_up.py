@@ -11,7 +11,7 @@ from foreshock_service.rules.interface import StepView
 MOST_STEPS: Final = 100
 
 
-class WarmUp(msgspec.Struct, frozen=True, array_like=True):
+class WarmUp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last rate, how many steps it has risen, and whether that is over."""
 
     rate: float = 0.0

@@ -144,6 +144,48 @@ def test_one_special_token_needs_its_evidence() -> None:
     assert diagnose([values], evidence={"mismatch": tokens}).names("special_tokens")
 
 
+def test_worst_tokens_of_one_kind_are_no_special_token_where_the_median_token_has_moved() -> None:
+    # Old weights: every token has moved, and the worst sixteen are all the end token, which decides most.
+    window = steps_of("stale_engine")[ONSET - 1 : ONSET + 9]
+    tokens = [{"seq": i, "position": 6, "token": 12, "a": -7.0, "b": -0.1} for i in range(16)]
+    usual = [v["mismatch.abs_q50"] for v in steps_of("stale_engine")[: ONSET - 1]]
+    bands = bands_of("stale_engine") | {"mismatch.abs_q50": (min(usual) / 2, min(usual), 2 * min(usual))}
+    for upto in range(1, len(window) + 1):
+        found = diagnose(window[:upto], bands=bands, evidence={"mismatch": tokens})
+        assert "special_tokens" not in [c.name for c in found.causes]
+    assert found.names("stale_engine")
+
+
+@pytest.mark.parametrize("illness", ["dropout", "old_batch", "stale_parameters", "temperature"])
+def test_healthy_steps_before_the_onset_do_not_change_the_answer(illness: str) -> None:
+    # As the page asks: the last steps, whatever they were.
+    steps, bands = steps_of(illness), bands_of(illness)
+    for last in range(ONSET, ONSET + 9):
+        mixed, ill = diagnose(steps[:last], bands=bands), diagnose(steps[ONSET - 1 : last], bands=bands)
+        assert (mixed.edge, mixed.causes, mixed.undecided_between) == (ill.edge, ill.causes, ill.undecided_between)
+
+
+def test_two_dropout_passes_are_never_taken_for_stale_parameters_alone() -> None:
+    values = {"policy.kl_k2": 0.032, "policy.slope": 0.99, "policy.logp_pearson": 0.991, "policy.abs_mean": 0.16,
+              "policy.delta_mean": 5e-4, "policy.positive_share": 0.487, "policy.abs_q50": 0.09, "policy.abs_q99": 0.96,
+              "policy.zero_share": 0.0, "policy.seq_zero_share": 0.0}  # fmt: skip
+    found = diagnose([values], bands={"policy.kl_k2": (0.0, 1e-9, 1e-8)})
+    assert set(found.undecided_between) == {"stale_trainer_parameters", "dropout"}
+    assert "same partition twice" in found.sentence
+    # One rank of several with old parameters leaves sequences untouched, which no dropout does.
+    one_rank = diagnose([{**values, "policy.seq_zero_share": 0.5}], bands={"policy.kl_k2": (0.0, 1e-9, 1e-8)})
+    assert one_rank.undecided_between == ()
+
+
+def test_a_gap_that_does_not_grow_is_not_called_another_precision_alone_unless_the_engine_says_so() -> None:
+    step = {"mismatch.kl_k2": 0.2, "mismatch.kl_k3": 0.1, "policy.kl_k2": 0.0, "mismatch.slope": 1.03,
+            "mismatch.logp_pearson": 0.8, "mismatch.abs_mean": 0.2, "mismatch.delta_mean": -0.1}  # fmt: skip
+    bands = {"mismatch.kl_k3": (1e-5, 1e-4, 1e-3)}
+    assert set(diagnose([step] * 10, bands=bands).undecided_between) >= {"quantised_engine", "stale_engine_weights"}
+    said = diagnose([step] * 10, bands=bands, settings={"quantization": "fp8"})
+    assert (said.causes[0].name, said.undecided_between) == ("quantised_engine", ())
+
+
 def test_sequence_ess_alone_is_length_and_no_fault() -> None:
     values = {"mismatch.kl_k3": 5e-4, "mismatch.kl_k2": 5e-4, "policy.kl_k2": 0.0, "mismatch.ess_sequence": 0.2,
               "mismatch.ess_token": 0.996, "mismatch.slope": 1.0, "mismatch.logp_pearson": 0.999}  # fmt: skip
