@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from foreshock_service.check.assemble import Assembler, RawStep
 from foreshock_service.check.judge import Incident, Judge, Report
@@ -13,7 +12,6 @@ from foreshock_service.check.readers.base import Unreadable
 from foreshock_service.check.story import link
 from foreshock_service.rules.pack import Pack
 
-FEW: Final = 8
 Watch = Callable[[str, Incident, int], None]
 """Called with ('open' | 'escalate' | 'close', incident, step) as things happen."""
 
@@ -51,8 +49,6 @@ def check(
         return _unreadable(log, str(error))
     if not any(not signal.startswith("host.") for signal in judge.signals):
         return _unreadable(log, "no training step was found in it: no line names a series that is known here")
-    if judge.steps < FEW:
-        log.notes.add(f"{judge.steps} step(s) only: most rules compare a run with its own past and have said nothing.")
     report = judge.report(log.format, log.notes.sentences())
     link(report.incidents)
     return report
