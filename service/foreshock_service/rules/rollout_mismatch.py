@@ -149,7 +149,8 @@ class RolloutMismatch:
             and (value >= BULK_SHARE * config.negligible or one_sided(seen))
             and not by_lag
         ):
-            return replace(after, ill=True), _bulk_verdict(seen, moved)
+            # A truncated sampler is a setting that stays: it is told of, and then it is this run's level.
+            return replace(after, ill=not one_sided(seen)), _bulk_verdict(seen, moved)
         if value >= config.negligible and crept(reading, config.creep_ratio):
             edge = engine_edge(seen)
             if edge != "scoring_pass":

@@ -204,6 +204,7 @@ def test_a_truncated_sampler_is_named_and_warned_of_though_its_kl_is_negligible(
     (incident,) = opened(bulky(30, 40.0, 1e-4, **shift), RULE)
     assert (incident.opened, incident.severity) == (30, "warning")
     assert "top-k" in incident.first.message
+    assert incident.closed is not None, "told of once: it is a setting that stays"
     # A few tokens of much probability push the KL out of its range: still nothing that rolls back.
     far = {"mismatch.abs_mean": 0.031, "mismatch.kl_k1": 0.03, "mismatch_current.kl_k2": 6e-3}
     (incident,) = opened(bulky(30, 40.0, 6e-3, **far), RULE)
