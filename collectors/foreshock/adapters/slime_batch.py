@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from foreshock import Semantics
 from foreshock.adapters import megatron_parallel
+from foreshock.adapters.rows import Rows
 
 
 class Rollout(NamedTuple):
@@ -21,17 +23,10 @@ class Rollout(NamedTuple):
     """Whether it holds the engine's log-probs."""
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scored(Rows):
     """A micro-batch, packed: [K] response tokens of all samples."""
 
-    current: Any
-    old: Any
-    rollout: Any
-    reference: Any
-    advantages: Any
-    mask: Any
-    token_ids: Any
-    cu_seqlens: Any
     old_source: str
     entropy: Any
     """Mean over the sampled tokens."""
@@ -97,7 +92,7 @@ def read(data: Mapping[str, Any]) -> Rollout:
     return Rollout(found, len(data.get("num_microbatches") or ()), bool(data.get("rollout_log_probs")))
 
 
-def rows(scored: Any, batch: Mapping[str, Any], args: Any) -> Rows | None:
+def rows(scored: Any, batch: Mapping[str, Any], args: Any) -> Scored | None:
     """None where this rank has only pieces of its sequences. `scored` is what `get_log_probs_and_entropy` returned."""
     import torch
 
@@ -119,7 +114,7 @@ def rows(scored: Any, batch: Mapping[str, Any], args: Any) -> Rows | None:
     lengths = torch.tensor([0, *(len(row) for row in current)])
     mask_K = torch.cat(list(masks))
     entropy_K = torch.cat(list(scored[1]["entropy"])).detach()
-    return Rows(
+    return Scored(
         torch.cat(list(current)).detach(), old, packed("rollout_log_probs"), packed("ref_log_probs"),
         packed("advantages"), mask_K, torch.cat(ids), lengths.cumsum(0).to(mask_K.device), source,
         (entropy_K * mask_K).sum() / mask_K.sum().clamp(min=1),

@@ -109,7 +109,7 @@ def spans_of(batch: Batch) -> tuple[Spans, torch.Tensor | None]:
     edges, size = batch.cu_seqlens.numpy(), batch.a.shape[0]
     if edges[0] < 0 or edges[-1] > size or np.any(np.diff(edges) < 0):
         raise ValueError(f"cu_seqlens must ascend within 0..{size}, got {edges[:8].tolist()}…")
-    if batch.mask is None and (edges[0], edges[-1]) == (0, size):
+    if (edges[0], edges[-1]) == (0, size) and (batch.mask is None or batch.mask.numpy().all()):
         return Spans.of(np.diff(edges)), None
     mask = np.ones(size, dtype=bool) if batch.mask is None else batch.mask.numpy().copy()
     mask[: edges[0]] = False

@@ -6,21 +6,9 @@ Legend: B rows, R response positions, N tokens of all sequences, K response toke
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Rows(NamedTuple):
-    """All of one shape; what the micro-batch does not hold is None."""
-
-    current: Any
-    old: Any
-    rollout: Any
-    reference: Any
-    advantages: Any
-    mask: Any
-    """1 on sampled tokens, before any rejection."""
-    token_ids: Any
-    cu_seqlens: Any
+from foreshock.adapters.rows import Rows
 
 
 def rows(log_probs: Any, data: Any) -> Rows:

@@ -15,8 +15,9 @@ from typing import Any
 import foreshock
 from foreshock import Monitor
 from foreshock.adapters.optimizer import on_instance, scaled, scaled_factor
+from foreshock.adapters.rows import Rows
 from foreshock.adapters.verl import settings
-from foreshock.adapters.verl.pairs import Rows, rows
+from foreshock.adapters.verl.pairs import rows
 from foreshock.guard import guarded
 
 _log = getLogger("foreshock")
