@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import delete, select, text
 from sqlalchemy.exc import OperationalError
@@ -25,10 +27,28 @@ SPANS_S = (DAY_S, 6 * 3600, 3600, 600, 60, 10)
 """What a partition may hold; each divides those before it."""
 CHUNK, PAUSE_S = 500, 0.005
 """Rows of one transaction on SQLite, some 8 ms, and the pause in which those go on who wait to store frames."""
-LOCK_WAIT_S = 2
-"""How long a partition's lock is waited for: whoever stores frames waits behind whoever waits for it."""
+LOCK_WAIT_S, TRIES, BETWEEN_S = 0.2, 10, 0.3
+"""How long a lock of all frames is waited for (whoever stores or reads frames waits behind whoever waits for it), how
+often, and with what pause, in which those go on."""
 NOT_AVAILABLE = "55P03"
 Span = tuple[float, float]
+T = TypeVar("T")
+
+
+def unless_in_use(do: Callable[[], T]) -> T | None:
+    """What `do` returns, tried again where others hold a lock for longer than `LOCK_WAIT_S`; None where they always do.
+
+    A backup reads for hours: had this waited for it, every frame would have waited too.
+    """
+    for tried in range(TRIES):
+        if tried:
+            time.sleep(BETWEEN_S)
+        try:
+            return do()
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != NOT_AVAILABLE:
+                raise
+    return None
 
 
 def span_s(keep_days: float, every_s: float) -> int:
@@ -171,17 +191,17 @@ def _drop_partitions(store: Store, now: float, keep_days: float) -> int:
         stale = [name for name, (_, high) in _partitions(session).items() if high <= cut]
     dropped = 0
     for name in stale:
-        try:
-            with store.write() as session:
-                session.execute(text(f"SET LOCAL lock_timeout = {int(1000 * LOCK_WAIT_S)}"))
-                session.execute(text(f"DROP TABLE IF EXISTS {name}"))
-            dropped += 1
-        except OperationalError as error:
-            # A backup reads for hours; had this waited for it, every frame would have waited too.
-            if getattr(error.orig, "sqlstate", None) != NOT_AVAILABLE:
-                raise
+        if unless_in_use(partial(_drop, store, name)) is None:
             logger.warning("%s is old enough to go but in use: tried again with the next upkeep", name)
             break
+        dropped += 1
     with store.write() as session:
         session.execute(text("DELETE FROM frames_default WHERE received_at < :cut"), {"cut": cut})
     return dropped
+
+
+def _drop(store: Store, name: str) -> bool:
+    with store.write() as session:
+        session.execute(text(f"SET LOCAL lock_timeout = {int(1000 * LOCK_WAIT_S)}"))
+        session.execute(text(f"DROP TABLE IF EXISTS {name}"))
+    return True

@@ -7,16 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy.exc import OperationalError
-
 from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.retention import (
-    NOT_AVAILABLE,
     drop_old_deliveries,
     drop_old_frames,
     ensure_partitions,
     span_s,
+    unless_in_use,
 )
 
 logger = logging.getLogger(__name__)
@@ -72,11 +70,11 @@ class Upkeep:
         return True
 
     def _partitions(self, now: float) -> list[str]:
-        try:
+        def make() -> list[str]:
             with self._store.write() as session:
                 return ensure_partitions(session, now, span=span_s(self._keep_days, self._every_s))
-        except OperationalError as error:
-            if getattr(error.orig, "sqlstate", None) != NOT_AVAILABLE:
-                raise
+
+        made = unless_in_use(make)
+        if made is None:
             logger.warning("partitions not made now, the table is in use: tried again with the next upkeep")
-            return []
+        return made or []

@@ -280,7 +280,7 @@ def test_a_partition_holds_a_third_of_what_is_kept_and_no_less_than_passes_betwe
 def test_a_partition_in_use_stays_until_the_next_look_and_nobody_waits_for_it(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(retention, "TRIES", 2)
     store = Store(migrated_postgres_url)
     run_id = new_run(store)
     with store.write() as session:
