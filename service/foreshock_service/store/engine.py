@@ -12,6 +12,7 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock_service.store.types import dump_json
 
 BUSY_TIMEOUT_MS = 10_000
+IDLE_S = 1.0
 
 
 class StoreError(Exception):
@@ -88,11 +90,11 @@ class Store:
                 self.url,
                 pool_size=pool_size,
                 max_overflow=pool_size,
-                pool_pre_ping=True,
                 pool_recycle=1800,
                 json_serializer=dump_json,
                 connect_args={"connect_timeout": 10, "application_name": "foreshock"},
             )
+            _ping_idle(self.engine)
         self._relaxed = self.engine.execution_options(foreshock_synchronous="NORMAL")
         self._reader = self.engine.execution_options(foreshock_begin="DEFERRED")
 
@@ -143,6 +145,30 @@ class Store:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+
+def _ping_idle(engine: Engine) -> None:
+    """Asks a connection that was idle for `IDLE_S` whether it still lives, before it is used.
+
+    SQLAlchemy's own `pool_pre_ping` asks always, which is a round trip a transaction. A connection that breaks sooner
+    after its last use shows as an error, which every caller bears: envelopes are kept, evaluations repeated.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def note(_connection: Any, record: Any) -> None:
+        record.info["idle_since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(connection: Any, record: Any, _proxy: Any) -> None:
+        since = record.info.get("idle_since")
+        if since is None or time.monotonic() - since < IDLE_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            if not engine.dialect.is_disconnect(error, connection, None):
+                raise
+            raise InvalidatePoolError from error  # what is as old is dead as well: all are made anew
 
 
 def _lock(path: Path) -> int:
