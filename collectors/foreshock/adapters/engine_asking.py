@@ -1,8 +1,7 @@
 """Which requests are asked for log-probs where the host does not ask by itself: all, none, or a share of them.
 
-An engine pays for log-probs once a step if any request of its batch asks, and far less for each token of those that do
-(vLLM on the CPU: 10 % where one of 16 asks, 12 % where all do). So a share comes in bursts of requests in a row, which
-an engine has in its batch together.
+An engine pays for log-probs once a step if any request of its batch asks, and far less for each token of those that
+do. So a share comes in bursts of requests in a row, which an engine has in its batch together.
 """
 
 from __future__ import annotations
