@@ -98,18 +98,19 @@ class RuleEngine:
         """
         rules = dict(state.rules)
         findings: list[Finding] = []
-        bands: dict[str, tuple[float, float, float]] = {}
+        firing: list[str] = []
+        told: list[Mapping[str, tuple[float, float, float]]] = []
         errors: dict[str, str] = {}
         ticking = isinstance(seen, Tick)
         for name, hashed, config, step, banded, entry in self._tick_entries if ticking else self._entries:
             before = rules.get(name)
             if before is None or before.hash != hashed:
-                before = _fresh(entry, before)
+                rules[name] = before = _fresh(entry, before)
             failed = 0
             try:
                 body, verdict = step(before.body, seen, config, now)
-                if banded is not None and not ticking and (told := banded(body, config)):
-                    bands = {**told, **bands}
+                if banded is not None and not ticking:
+                    told.append(banded(body, config))
             except Exception as error:
                 # One rule's defect must not spoil the others, nor keep the run from being evaluated at all.
                 logger.exception("rule %s failed on run %s, step %s", name, seen.run, seen.step)
@@ -123,11 +124,17 @@ class RuleEngine:
                     rules[name] = RuleState(hash=hashed, body=body)
                 continue
             rules[name], finding = _transition(before, body, verdict, config, seen.step, failed, name)
+            if rules[name].open:
+                firing.append(name)
             if finding is not None:
                 findings.append(finding)
         if len(rules) > len(self._entries):
             findings.extend(self._orphans_closed(rules, seen.step))
-        firing = [e.rule.name for e in self.pack.entries if (r := rules.get(e.rule.name)) is not None and r.open]
+        if ticking:  # most rules were not asked, and theirs stay open
+            firing = [e.rule.name for e in self.pack.entries if (r := rules.get(e.rule.name)) is not None and r.open]
+        bands: dict[str, tuple[float, float, float]] = {}
+        for said in reversed(told):
+            bands.update(said)  # of two rules that learn one signal the first in order speaks
         return EngineState(rules), Outcome(findings=findings, firing=firing, bands=bands, errors=errors)
 
     def dump(self, state: EngineState) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from foreshock_service.rules.engine import RuleEngine
-from foreshock_service.rules.interface import QUIET, UNKNOWN, Observation, RuleConfig, StepView, Verdict
+from foreshock_service.rules.engine import EngineState, RuleEngine
+from foreshock_service.rules.interface import QUIET, UNKNOWN, Observation, RuleConfig, StepView, Tick, Verdict
 from foreshock_service.rules.pack import Entry, Pack, default_pack
 from tests.service.rules.streams import changed, healthy, only, view
 
@@ -196,3 +196,18 @@ def test_bands_surround_the_values_of_a_calm_run() -> None:
     low, centre, high = outcome.bands["policy.kl_k2"]
     assert low < 1e-5 < centre < 4e-5 < high
     assert outcome.bands["entropy.mean"][0] < seen.values["entropy.mean"] < outcome.bands["entropy.mean"][2]
+
+
+def test_a_rule_without_anything_to_read_is_kept_with_the_pack_it_has_now() -> None:
+    pack = default_pack()
+    state, outcome = RuleEngine(pack).evaluate(EngineState({}), view(0, {}), 0.0)
+    assert {name: rule.hash for name, rule in state.rules.items()} == {e.rule.name: e.hash for e in pack.entries}
+    assert (outcome.firing, outcome.bands) == ([], {})
+
+
+def test_a_tick_leaves_open_what_it_does_not_ask() -> None:
+    engine = RuleEngine(only("non_finite", "silent_run"))
+    state, outcome = engine.evaluate(engine.initial(), view(0, {"loss": float("nan")}), 0.0)
+    assert outcome.firing == ["non_finite"]
+    tick = Tick(run="lab/run", attempt=1, step=0, silent_s=1.0, median_step_s=None)
+    assert engine.evaluate(state, tick, 1.0)[1].firing == ["non_finite"]
