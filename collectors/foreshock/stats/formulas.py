@@ -58,6 +58,18 @@ class Figures:
         return 1.0 + bd / bb, constant, _CONSTANT
 
     @cached_property
+    def decile_means(self) -> Array:
+        """[deciles, N]"""
+        means: Array = (self.many["decile_abs"] / self.many.decile_tokens).T
+        return means
+
+    @cached_property
+    def decile_empty(self) -> Mask:
+        """[deciles, N]"""
+        empty: Mask = (self.many.decile_tokens == 0).T
+        return empty
+
+    @cached_property
     def _cumulated(self) -> Array:
         """Counts of all sketch entries before each, and of all at the end."""
         return np.concatenate([np.zeros(1), np.cumsum(self.many.sketches.count)])
@@ -140,11 +152,7 @@ def _first(f: Figures) -> Answer:
 
 
 def _decile(index: int) -> Formula:
-    def compute(f: Figures) -> Answer:
-        tokens = f.many.decile_tokens[:, index]
-        return f.many["decile_abs"][:, index] / tokens, tokens == 0, _EMPTY
-
-    return compute
+    return lambda f: (f.decile_means[index], f.decile_empty[index], _EMPTY)
 
 
 def _clip(name: str) -> Formula:

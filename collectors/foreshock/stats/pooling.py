@@ -50,7 +50,8 @@ class Spread:
 
     @staticmethod
     def of(group_N: IntArray, groups: int) -> Spread:
-        order = np.argsort(group_N, kind="stable")
+        # Of 16 bits numpy sorts by radix, some ten times as fast.
+        order = np.argsort(group_N.astype(np.int16) if groups < 1 << 15 else group_N, kind="stable")
         sizes = np.bincount(group_N, minlength=groups)
         slot = np.empty(len(group_N), dtype=np.int64)
         slot[order] = np.arange(len(group_N)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -76,19 +77,21 @@ class Spread:
 
 def exact_sum(rows_GR: Array) -> Array:
     """Sums over axis 1 to the rounding of a float64, whatever the order; NaN where infinities of both signs meet."""
-    high, low = rows_GR, np.zeros_like(rows_GR)
+    high: Array = np.ascontiguousarray(rows_GR.swapaxes(0, 1))
+    low = np.zeros_like(high)
     with np.errstate(invalid="ignore", over="ignore"):
-        while high.shape[1] > 1:
-            odd = high.shape[1] % 2
-            left, right = high[:, : high.shape[1] - odd : 2], high[:, 1::2]
+        while len(high) > 1:
+            half, odd = divmod(len(high), 2)
+            left, right = high[:half], high[half : 2 * half]
             both = left + right
             part = both - left
-            lost = (left - (both - part)) + (right - part)
-            carried = low[:, : low.shape[1] - odd : 2] + low[:, 1::2] + lost
-            high = np.concatenate([both, high[:, -1:]], axis=1) if odd else both
-            low = np.concatenate([carried, low[:, -1:]], axis=1) if odd else carried
-        total = high[:, 0] + low[:, 0]
-    return np.where(np.isfinite(high[:, 0]), total, high[:, 0])
+            carried = (left - (both - part)) + (right - part)
+            carried += low[:half]
+            carried += low[half : 2 * half]
+            high = np.concatenate([both, high[-1:]]) if odd else both
+            low = np.concatenate([carried, low[-1:]]) if odd else carried
+        total = high[0] + low[0]
+    return np.where(np.isfinite(high[0]), total, high[0])
 
 
 def _pooled_floats(many: Stack, spread: Spread, tokens_G: IntArray, sequenced_G: npt.NDArray[np.bool_]) -> Array:
