@@ -23,8 +23,11 @@ def stale_share(chunk: Any) -> float | None:
 
 def parameters_equal(chunk: Any) -> bool:
     """Whether all data-parallel ranks hold the same bits of a DDP chunk (experts aside). A collective."""
+    from megatron.core import parallel_state
+
     shared = [p for p in chunk.parameters() if getattr(p, "allreduce", True)]
-    return parallel.equal_over(shared, chunk.dp_cp_group)
+    group = getattr(chunk, "dp_cp_group", None)  # 0.12's DDP does not keep it
+    return parallel.equal_over(shared, group or parallel_state.get_data_parallel_group(with_context_parallel=True))
 
 
 def resync(optimizer: Any, chunks: Sequence[Any]) -> bool:

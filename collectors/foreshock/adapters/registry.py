@@ -21,7 +21,7 @@ class Host(NamedTuple):
 
 HOSTS: Final[tuple[Host, ...]] = (
     Host("roll", "foreshock.adapters.roll", "roll", "2025-10-29 (cec5234a)", "cec5234a, e1695f2d, 8eb27cc2"),
-    Host("megatron_core", "foreshock.adapters.megatron_core", "megatron", "0.16.1", "0.16.1"),
+    Host("megatron_core", "foreshock.adapters.megatron_core", "megatron", "0.13.1", "0.13.1, 0.14.0, 0.15.3, 0.16.1"),
     Host("trl", "foreshock.adapters.trl", "trl", "1.0.0", "1.0.0, 1.16.0"),
     Host("verl", "foreshock.adapters.verl", "verl", "0.9.1", "0.9.1"),
     Host("slime", "foreshock.adapters.slime", "slime", "2026-08-21 (624b824a)", "624b824a"),
