@@ -126,6 +126,7 @@ def main() -> int:
             kind: {"windows": [vars(w) for w in windows], "kept": kept, **figures}
             for kind, (windows, kept, figures) in found.items()
         }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(document, indent=1))
     for kind, (windows, kept, figures) in found.items():
         table(kind, windows, kept, figures)
