@@ -2,7 +2,7 @@
 
 Merging is exact to rounding (counts added, sums of floats with their rounding errors carried along, moments
 re-centred, sketches added), whatever the order and the grouping. Both work on stacks of records (`stats.stack`): the
-service pools the ranks of many steps and computes their statistics at once (`Statistics.of`), at some 15 µs of CPU a
+service pools the ranks of many steps and computes their statistics at once (`Statistics.of`), at some 10 µs of CPU a
 record where 32 steps of 8 ranks come together; one record alone costs about 0.5 ms.
 """
 

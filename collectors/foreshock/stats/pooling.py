@@ -91,7 +91,8 @@ def exact_sum(rows_GR: Array) -> Array:
             high = np.concatenate([both, high[-1:]]) if odd else both
             low = np.concatenate([carried, low[-1:]]) if odd else carried
         total = high[0] + low[0]
-    return np.where(np.isfinite(high[0]), total, high[0])
+    exact: Array = np.where(np.isfinite(high[0]), total, high[0])
+    return exact
 
 
 def _pooled_floats(many: Stack, spread: Spread, tokens_G: IntArray, sequenced_G: npt.NDArray[np.bool_]) -> Array:

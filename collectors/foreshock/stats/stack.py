@@ -74,7 +74,7 @@ class Sketches:
         used = np.flatnonzero(present)
         place = np.cumsum(present) - 1
         at = np.repeat(group_N * used.size, np.diff(self.bounds[:: len(SKETCHES)])) + place[self.bucket]
-        flat = np.bincount(at, weights=self.count, minlength=groups * used.size)
+        flat = np.asarray(np.bincount(at, self.count, groups * used.size), dtype=np.float64)
         filled = np.flatnonzero(flat)
         row, column = np.divmod(filled, max(1, used.size))
         bucket = used[column]

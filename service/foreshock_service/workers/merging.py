@@ -154,15 +154,16 @@ def _keep_worst(
     spread = Spread.of(group, len(groups))
     table = spread.filled(ranked, -np.inf)
     slot = table.argmax(axis=1)
-    known = (np.take_along_axis(table, slot[:, None], axis=1)[:, 0] > -np.inf) & _known(whole)
+    known = _known(whole)
+    known &= np.take_along_axis(table, slot[:, None], axis=1)[:, 0] > -np.inf
     rank_of = np.take_along_axis(spread.filled(ranks, -1), slot, axis=1).tolist()
     value_of = np.take_along_axis(spread.filled(figures.values, 0.0), slot[:, None], axis=1)[:, 0].tolist()
-    every = known.all(axis=1).tolist()
+    every = set(np.flatnonzero(known.all(axis=1)).tolist())
     for number, (at, name) in enumerate(groups):
         if name.partition("@")[0] not in PAIRS:
             continue
         found = zip(_worst_names(name), zip(value_of[number], rank_of[number], strict=True), strict=True)
-        merged[at].worst.update(found if every[number] else compress(found, known[number].tolist()))
+        merged[at].worst.update(found if number in every else compress(found, known[number].tolist()))
 
 
 def _known(figures: Statistics) -> NDArray[np.bool_]:
