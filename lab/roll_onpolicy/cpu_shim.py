@@ -172,7 +172,12 @@ def install_platforms() -> None:
 
 
 def install_no_ray() -> None:
-    """ROLL marks its off-load phases on Ray's timeline, which starts a whole Ray cluster when there is none."""
+    """ROLL marks its off-load phases on Ray's timeline and keeps where models lie in a Ray actor, which starts a whole
+    Ray cluster, one a rank, when there is none."""
+    import roll.utils.checkpoint_manager as checkpoints
     import roll.utils.context_managers as managers
 
     managers.profiling = SimpleNamespace(profile=lambda *args, **kwargs: contextlib.nullcontext())
+    nothing = SimpleNamespace(remote=lambda **_: None)
+    checkpoints.shared_storage = SimpleNamespace(get=nothing, put=nothing)
+    checkpoints.ray = SimpleNamespace(get=lambda value: value)
