@@ -43,6 +43,8 @@ class Stored:
     frames: int = 0
     repeated: int = 0
     """Items that were stored before and only acknowledged again."""
+    busy: set[str] = field(default_factory=set)
+    """Runs whose envelopes are to be brought again: nothing of them was stored, their replies mean nothing."""
 
 
 @dataclass
@@ -65,19 +67,22 @@ def store_group(
     limits: IngestLimits,
     now: float,
     seen: Seen | None = None,
+    *,
+    wait: bool = True,
 ) -> Stored:
     """Stores every new item of `arrivals` (each checked before) and says what to answer. Commits nothing itself.
 
     `seen`: what earlier groups of this writer saw; to be forgotten where the transaction does not commit.
+    `wait`: for the rows of runs that somebody holds; without it their envelopes are left alone (`Stored.busy`).
     An envelope that meets a limit gets its problem instead of a reply; any exception concerns the whole group.
     """
-    held = hold_runs(session, (a.envelope.run for a in arrivals), now, limits)
+    held, busy = hold_runs(session, (a.envelope.run for a in arrivals), now, limits, wait=wait)
     good = [a for a in arrivals if a.envelope.run in held]
     clients = hold_clients(session, held, (a.envelope for a in good), now)
     load_attempts(session, held, (a.envelope.launch for a in good))
     group = _Group(session, held, clients, hooks, limits, now)
     answers = [_take(group, arrival) for arrival in good]
-    stored = Stored(repeated=group.repeated, frames=sum(map(len, group.frames.values())))
+    stored = Stored(busy=busy, repeated=group.repeated, frames=sum(map(len, group.frames.values())))
     of_runs = [(held[name], placed) for name, placed in group.frames.items()]
     stored.stepped = store_frames(session, of_runs, now, limits.watermark_min_s, seen or Seen())
     store_notices(session, group.notices)

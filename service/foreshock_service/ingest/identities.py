@@ -28,6 +28,8 @@ _RUNS = (
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
 )
+_FREE_RUNS = _RUNS.with_for_update(key_share=True, skip_locked=True)
+_KNOWN = select(Run.name).where(Run.name.in_(bindparam("b_names", expanding=True)))
 _CLIENTS = select(
     Client.run_id, Client.id, Client.launch, Client.role, Client.rank, Client.last_sequence, Client.losses, Client.sdk,
     Client.last_seen_at, Client.last_step, Client.last_attempt, Client.finished_at,
@@ -72,20 +74,27 @@ class RunInGroup:
             set_committed_value(self.run, "last_seen_at", at)
 
 
-def hold_runs(session: Session, names: Iterable[str], now: float, limits: IngestLimits) -> dict[str, RunInGroup]:
+def hold_runs(
+    session: Session, names: Iterable[str], now: float, limits: IngestLimits, *, wait: bool = True
+) -> tuple[dict[str, RunInGroup], set[str]]:
     """The runs by name, made where new, their rows locked until the commit (SQLite: the whole database is).
 
     Whoever writes to a run locks its row first, so that ingest, evaluation and commands of one run queue instead of
-    deadlocking. A run beyond `limits.max_runs` is left out.
+    deadlocking. A run beyond `limits.max_runs` is left out. Without `wait` so are those whose rows are locked now:
+    their names are the second answer.
     """
-    wanted = sorted(set(names))
-    runs = list(session.scalars(_RUNS, {"b_names": wanted}))
+    wanted, busy = sorted(set(names)), set[str]()
+    runs = list(session.scalars(_RUNS if wait else _FREE_RUNS, {"b_names": wanted}))
     missing = [name for name in wanted if name not in {run.name for run in runs}]
+    if missing and not wait:
+        busy.update(session.scalars(_KNOWN, {"b_names": missing}))
+        wanted = [name for name in wanted if name not in busy]
+        missing = [name for name in missing if name not in busy]
     if missing:
         room = limits.max_runs - (session.scalar(select(func.count()).select_from(Run)) or 0)
         _make_runs(session, missing[: max(0, room)], now)
         runs = list(session.scalars(_RUNS, {"b_names": wanted}))
-    return {run.name: RunInGroup(run) for run in runs}
+    return {run.name: RunInGroup(run) for run in runs}, busy
 
 
 def _make_runs(session: Session, names: list[str], now: float) -> None:

@@ -1,9 +1,10 @@
 """The group writer: one thread turns whatever envelopes wait into one transaction and answers each after the commit.
 
 Alone, an envelope waits for nothing but its own commit. Under load groups begin no sooner than `GATHER_S` one after the
-other, for what a group costs by itself (a dozen statements, an fsync) is what fifty envelopes cost. A group that fails
-is tried again envelope by envelope, so that a bad one fails alone. The queue is bounded: when it is full, `submit`
-raises `Unavailable` and the client keeps its items.
+other, for what a group costs by itself (a dozen statements, an fsync) is what fifty envelopes cost. A run whose row is
+held (an evaluation follows what an ill step asks for, another replica writes) holds up no other: its envelopes are set
+aside for the next group. A group that fails is tried again envelope by envelope, so that a bad one fails alone. The
+queue is bounded: when it is full, `submit` raises `Unavailable` and the client keeps its items.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ POSTGRES_OUTAGES = frozenset({"08", "25", "53", "55", "57", "58"})
 """SQLSTATE classes: connection, read-only, resources, not available, operator intervention, system error."""
 MAX_GROUP_BYTES = 64 * 1024 * 1024
 GATHER_S = 0.02
+PATIENCE = 3
+"""Groups in a row that set envelopes aside before one waits for whatever it needs, so that nobody starves."""
 CROWD, FULL = 4, 64
 """A group of more envelopes than this and of fewer frames than that makes the next one wait: more than a few envelopes
 at once is load, and so many frames are worth a group."""
@@ -93,6 +96,10 @@ class GroupWriter:
         self._clock = clock
         self._closed = False
         self._seen = Seen()
+        self._aside: list[_Waiting] = []
+        """Of runs that were held when the last group was stored: the first of the next one."""
+        self._set_aside = 0
+        """Groups in a row that set some aside."""
         self._not_before = 0.0
         """By the monotonic clock, when the next group may begin."""
         self.counts = Counts()
@@ -100,7 +107,7 @@ class GroupWriter:
     @property
     def waiting(self) -> int:
         """Envelopes in the queue now."""
-        return self._queue.qsize()
+        return self._queue.qsize() + len(self._aside)
 
     @property
     def capacity(self) -> int:
@@ -110,7 +117,7 @@ class GroupWriter:
     def lag_s(self) -> float:
         """Age of the oldest envelope that waits in the queue; 0 where none does."""
         with self._queue.mutex:
-            first = next((waiting for waiting in self._queue.queue if waiting is not None), None)
+            first = next((waiting for waiting in (*self._aside, *self._queue.queue) if waiting is not None), None)
         return max(0.0, self._clock() - first.arrival.received_at) if first is not None else 0.0
 
     def submit(self, envelope: Envelope, *, size: int = 0) -> Future[Reply]:
@@ -144,7 +151,7 @@ class GroupWriter:
 
     def run(self, stop: threading.Event) -> None:
         """Stores groups until `stop` is set and the queue is empty."""
-        while not (stop.is_set() and self._queue.empty()):
+        while not (stop.is_set() and self._queue.empty() and not self._aside):
             group = self._next_group()
             if group:
                 self._store_or_split(group)
@@ -158,16 +165,18 @@ class GroupWriter:
             return
 
     def _next_group(self) -> list[_Waiting]:
-        try:
-            first = self._queue.get(timeout=0.5)
-        except queue.Empty:
-            return []
+        group, self._aside = self._aside, []
+        if not group:
+            try:
+                first = self._queue.get(timeout=0.5)
+            except queue.Empty:
+                return []
+            group = [first] if first is not None else []
         early = self._not_before - time.monotonic()
         if early > 0 and not self._closed:
             time.sleep(early)
         began = time.monotonic()
-        group = [first] if first is not None else []
-        size = group[0].size if group else 0
+        size = sum(waiting.size for waiting in group)
         while len(group) < self._group_size and size < MAX_GROUP_BYTES:
             try:
                 found = self._queue.get_nowait()
@@ -194,11 +203,14 @@ class GroupWriter:
         self._answer(group, stored)
 
     def _commit(self, group: Sequence[_Waiting]) -> Stored:
+        wait = len(group) == 1 or self._set_aside >= PATIENCE
         for remaining in reversed(range(RETRIES)):
             try:
                 with self._store.write() as session:
                     arrivals = [waiting.arrival for waiting in group]
-                    return store_group(session, arrivals, self._hooks, self._limits, self._clock(), self._seen)
+                    return store_group(
+                        session, arrivals, self._hooks, self._limits, self._clock(), self._seen, wait=wait
+                    )
             except BaseException as error:
                 self._seen.forget()
                 if not isinstance(error, DBAPIError):
@@ -208,16 +220,23 @@ class GroupWriter:
         raise AssertionError("unreachable")
 
     def _answer(self, group: list[_Waiting], stored: Stored) -> None:
+        answers = list(zip(group, stored.replies, strict=True))
+        self._aside = [waiting for waiting in group if waiting.arrival.envelope.run in stored.busy]
+        self._set_aside = self._set_aside + 1 if self._aside else 0
+        if self._aside:
+            answers = [(w, reply) for w, reply in answers if w.arrival.envelope.run not in stored.busy]
+            if not answers and self._queue.empty():
+                self._set_aside = PATIENCE  # nothing else to do than wait for them
         counts = self.counts
         counts.groups += 1
-        counts.envelopes += len(group)
+        counts.envelopes += len(answers)
         counts.frames += stored.frames
         counts.repeated += stored.repeated
         for run_id in stored.stepped:
             self._hub.stepped(run_id)
         for run_id in stored.changed:
             self._hub.changed(run_id)
-        _resolve([(waiting.future, reply) for waiting, reply in zip(group, stored.replies, strict=True)])
+        _resolve([(waiting.future, reply) for waiting, reply in answers])
 
     def _fail(self, group: list[_Waiting], error: Exception) -> None:
         self.counts.failed += len(group)

@@ -273,3 +273,30 @@ def test_two_writers_on_one_postgresql_store_each_item_once(migrated_postgres_ur
     for supervisor, store in zip(supervisors, stores, strict=True):
         supervisor.stop()
         store.close()
+
+
+def test_a_run_that_is_held_holds_up_no_other_and_keeps_its_order(migrated_postgres_url: str, new_trainer: Any) -> None:
+    """An evaluation holds the row of one run: the envelopes of another in the same group are stored meanwhile."""
+    store = Store(migrated_postgres_url)
+    writer = GroupWriter(store, Hub())
+    held, free = new_trainer("p/held"), new_trainer("p/free")
+    first = [writer.submit(t.envelope(t.frame(1))) for t in (held, free)]
+    drain(writer)
+    assert [f.result(0).acknowledged for f in first] == [1, 1]
+    writer = GroupWriter(store, Hub())
+    with store.write() as session:
+        session.execute(select(Run.id).where(Run.name == "p/held").with_for_update())
+        futures = [writer.submit(t.envelope(t.frame(step))) for step in (2, 3) for t in (held, free)]
+        supervisor = Supervisor([writer])
+        supervisor.start()
+        assert [f.result(10).acknowledged for f in futures[1::2]] == [2, 3]
+        assert not any(f.done() for f in futures[::2])
+    assert [f.result(10).acknowledged for f in futures[::2]] == [2, 3]
+    assert (writer.counts.envelopes, writer.counts.repeated, writer.waiting) == (4, 0, 0)
+    supervisor.stop()
+    with store.read() as session:
+        steps = session.execute(
+            select(Run.name, FrameRow.step).join(Run, Run.id == FrameRow.run_id).order_by(Run.name, FrameRow.step)
+        ).all()
+    assert [tuple(row) for row in steps] == [(run, step) for run in ("p/free", "p/held") for step in (1, 2, 3)]
+    store.close()
