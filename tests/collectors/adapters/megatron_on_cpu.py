@@ -86,9 +86,7 @@ def make_gpt(tensor: int = 1, hidden: int = 32, layers: int = 2, vocabulary: int
         config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
         vocab_size=vocabulary, max_sequence_length=512, parallel_output=True, position_embedding_type="rope",
     )  # fmt: skip
-    for (
-        layer
-    ) in model.decoder.layers:  # before 0.16 a gated unit's start depends on the tensor-parallel size
+    for layer in model.decoder.layers:  # before 0.16 a gated unit's start depends on the tensor-parallel size
         halves = 0.02 * torch.randn(2, 2 * hidden, hidden, generator=torch.Generator().manual_seed(layer.layer_number))
         own = halves.chunk(tensor, 1)[parallel_state.get_tensor_model_parallel_rank()]
         layer.mlp.linear_fc1.weight.data.copy_(own.reshape(-1, hidden))
