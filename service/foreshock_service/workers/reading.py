@@ -65,13 +65,14 @@ _WANTED = (
     " CROSS JOIN LATERAL (SELECT {columns} FROM frames WHERE frames.run_id = wanted.run_id"
     " AND frames.attempt = wanted.attempt AND frames.step = wanted.step AND frames.received_at >= %s OFFSET 0)"
 )
+# Put together from constants of this module alone.
 _FRAMES_OF_MANY = (
-    "SELECT found.run_id, found.attempt, found.step, found.role, found.rank, found.flags, found.body FROM "
+    "SELECT found.run_id, found.attempt, found.step, found.role, found.rank, found.flags, found.body FROM "  # nosec B608
     + _WANTED.format(columns="*")
     + " AS found ORDER BY found.received_at, found.sequence"
 )
 _COUNTS_OF_MANY = (
-    "SELECT wanted.run_id, wanted.attempt, wanted.step, found.frames FROM "
+    "SELECT wanted.run_id, wanted.attempt, wanted.step, found.frames FROM "  # nosec B608
     + _WANTED.format(columns="count(*) AS frames")
     + " AS found"
 )
