@@ -205,6 +205,7 @@ def test_a_disagreement_is_refused_and_leaves_everything_bit_identical(make: Mak
     assert all(torch.equal(v, after[k]["momentum_buffer"]) for k, v in moments.items())
     assert worker.strategy.scheduler.num_steps == 1
     assert frame(service, 2).scalars["update.skipped"] == 1.0
+    service.wait_for(lambda: service.notices("note"))
     assert "log-prob and old log-prob disagree" in service.notices("note")[0].data["text"]
     worker.strategy.model.noise = 0.0
     worker.train_step(rollout(worker, 3))
@@ -223,6 +224,7 @@ def test_parameters_that_change_between_scoring_and_training_are_refused_and_nam
     before = table(worker)
     worker.train_step(data)
     assert torch.equal(before, table(worker))
+    service.wait_for(lambda: service.notices("note"))
     assert "not those of the scoring pass (ranks 0)" in service.notices("note")[0].data["text"]
 
 
@@ -233,6 +235,7 @@ def test_old_log_probs_of_other_rows_are_refused_and_named(make: Make, service: 
     data.batch["old_log_probs"] = data.batch["old_log_probs"].roll(1, 0)
     worker.train_step(data)
     assert frame(service, 2).scalars["update.skipped"] == 1.0
+    service.wait_for(lambda: service.notices("note"))
     assert "not those of these rows" in service.notices("note")[0].data["text"]
     assert frame(service, 2).scalars["roll.scored_kl_k2"] > 0.01
 
