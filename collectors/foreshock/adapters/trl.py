@@ -21,7 +21,8 @@ from transformers import TrainerCallback
 
 import foreshock
 from foreshock import Monitor
-from foreshock.adapters.trl_measures import Measures, version_of
+from foreshock.adapters.installed import version_of
+from foreshock.adapters.trl_measures import Measures
 from foreshock.adapters.trl_updates import Updates
 from foreshock.guard import guarded
 

@@ -5,12 +5,11 @@ Legend: B rows of a micro-batch, T completion positions.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any, Final
 
 from foreshock import Monitor, Semantics
+from foreshock.adapters.installed import version_of
 from foreshock.guard import guarded
 
 _SCALARS: Final[dict[str, str]] = {
@@ -146,12 +145,3 @@ def _mask(batch: Mapping[str, Any]) -> Any:
     """1 on sampled tokens [B, T]: no padding, no tool's or environment's tokens."""
     mask_BT = batch["completion_mask"]
     return mask_BT * batch["tool_mask"] if "tool_mask" in batch else mask_BT
-
-
-@functools.cache
-def version_of(package: str) -> str:
-    """Of an installed package; empty where it is not here."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from importlib import metadata
 from typing import Any
 
 from foreshock import Semantics
+from foreshock.adapters.installed import version_of
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -63,7 +62,7 @@ def semantics(config: Any) -> dict[str, Semantics]:
             normaliser="full_vocabulary", source="rescore", dtype=str(at(config, "actor.fsdp_config.dtype", "")),
         ),
         "b": Semantics(
-            engine=engine, version=version(engine), temperature=1.0 if raw else temperature,
+            engine=engine, version=version_of(engine), temperature=1.0 if raw else temperature,
             truncation=f"top_k={top_k},top_p={top_p}" if cut else "none",
             normaliser="kept_set" if cut else "full_vocabulary", source="decode",
             dtype=str(at(config, "rollout.dtype", "")),
@@ -77,13 +76,4 @@ def configuration(config: Any) -> dict[str, Any]:
 
     said = OmegaConf.to_container(config, resolve=True)
     known = {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
-    return known | {"host": "verl", "host_version": version("verl"), "entropy_estimator": "full_vocab"}
-
-
-@functools.cache
-def version(package: str) -> str:
-    """The installed version; empty where there is none."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return known | {"host": "verl", "host_version": version_of("verl"), "entropy_estimator": "full_vocab"}
