@@ -41,7 +41,7 @@ SQLITE_OUTAGES = frozenset({5, 6, 8, 10, 11, 13, 14, 26})
 POSTGRES_OUTAGES = frozenset({"08", "25", "53", "55", "57", "58"})
 """SQLSTATE classes: connection, read-only, resources, not available, operator intervention, system error."""
 MAX_GROUP_BYTES = 64 * 1024 * 1024
-GATHER_S = 0.02
+GATHER_S = 0.012
 PATIENCE = 3
 """Groups in a row that set envelopes aside before one waits for whatever it needs, so that nobody starves."""
 CROWD, FULL = 4, 64

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,22 +34,37 @@ _FLOAT8_OID = 701
 _ELEMENT = np.dtype([("length", ">i4"), ("value", ">f8")])
 
 
+Encoded = bytes | tuple[Any, ...]
+"""A row as a database's driver takes it."""
+
+
 def insert_rows(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
     """Inserts `rows`, which give every column of `model`, in the session's transaction.
 
     A column of `PackedFloats` takes float64 arrays in which `types.MISSING_BITS` stands for NULL (`types.packed`).
     Raises SQLAlchemy's `DBAPIError`s, as a statement of its own would.
     """
+    dialect = session.get_bind().dialect.name
+    insert_encoded(session, model, [encode_row(dialect, model, row) for row in rows])
+
+
+def encode_row(dialect: str, model: type[Base], row: dict[str, Any]) -> Encoded:
+    """A row for `insert_encoded`, worked out before a transaction."""
+    return _table(model, dialect).encode(row)
+
+
+def insert_encoded(session: Session, model: type[Base], rows: Sequence[Encoded]) -> None:
+    """Inserts rows that `encode_row` made for the session's database. Raises as `insert_rows` does."""
     if not rows:
         return
     connection = session.connection()
-    into = _table(model, connection.dialect.name)
-    with _driver(connection, into.statement) as raw:
+    statement = _table(model, connection.dialect.name).statement
+    with _driver(connection, statement) as raw:
         if connection.dialect.name == "postgresql":
-            with raw.cursor().copy(into.statement) as copy:
-                copy.write(into.binary(rows))
+            with raw.cursor().copy(statement) as copy:
+                copy.write(b"".join((_HEADER, *cast(Sequence[bytes], rows), _END)))
         else:
-            raw.executemany(into.statement, into.tuples(rows))
+            raw.executemany(statement, rows)
 
 
 def update_rows(
@@ -139,28 +154,31 @@ def _type_name(kind: TypeEngine[Any]) -> str:
 class _Table:
     """How the rows of one table are written."""
 
-    def __init__(self, statement: str, columns: Sequence[tuple[str, Callable[[Any], Any]]]) -> None:
+    def __init__(self, statement: str, encode: Callable[[dict[str, Any]], Encoded]) -> None:
         self.statement = statement
-        self._columns = columns
-        self._count = struct.pack(">h", len(columns))
+        self.encode = encode
 
-    def binary(self, rows: Sequence[dict[str, Any]]) -> bytes:
-        """All rows in COPY's binary format."""
-        parts = [_HEADER]
-        for row in rows:
-            parts.append(self._count)
-            for name, encode in self._columns:
-                value = row[name]
-                parts.append(_NULL if value is None else encode(value))
-        parts.append(_END)
+
+_Columns = Sequence[tuple[str, Callable[[Any], Any]]]
+
+
+def _binary(columns: _Columns) -> Callable[[dict[str, Any]], bytes]:
+    """A row in COPY's binary format."""
+    count = struct.pack(">h", len(columns))
+
+    def encode(row: dict[str, Any]) -> bytes:
+        parts = [count]
+        for name, of in columns:
+            value = row[name]
+            parts.append(_NULL if value is None else of(value))
         return b"".join(parts)
 
-    def tuples(self, rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        """All rows as sqlite3 takes them."""
-        return [
-            tuple(encode(value) if (value := row[name]) is not None else None for name, encode in self._columns)
-            for row in rows
-        ]
+    return encode
+
+
+def _tuple(columns: _Columns) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """A row as sqlite3 takes it."""
+    return lambda row: tuple(of(value) if (value := row[name]) is not None else None for name, of in columns)
 
 
 @lru_cache
@@ -169,10 +187,10 @@ def _table(model: type[Base], dialect: str) -> _Table:
     names = ", ".join(f'"{column.name}"' for column in table.columns)
     if dialect == "postgresql":
         statement = f'COPY "{model.__tablename__}" ({names}) FROM STDIN (FORMAT BINARY)'
-        return _Table(statement, [(column.name, _postgres(column.type)) for column in table.columns])
+        return _Table(statement, _binary([(column.name, _postgres(column.type)) for column in table.columns]))
     marks = ", ".join("?" for _ in table.columns)
     statement = f'INSERT INTO "{model.__tablename__}" ({names}) VALUES ({marks})'  # names from the models # nosec B608
-    return _Table(statement, [(column.name, _sqlite(column.type)) for column in table.columns])
+    return _Table(statement, _tuple([(column.name, _sqlite(column.type)) for column in table.columns]))
 
 
 def _postgres(kind: TypeEngine[Any]) -> Callable[[Any], bytes]:

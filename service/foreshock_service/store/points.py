@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,32 +16,43 @@ from foreshock_service.store.upsert import insert_new
 _KNOWN = select(SignalName.name, SignalName.position).where(SignalName.run_id == bindparam("b_run"))
 
 
-class Positions:
-    """Signal → position (from 1) in a run's rows, append-only. The caller holds the run's row while names are added."""
+class Places:
+    """Signal → position (from 1) in a run's rows, append-only, as far as they are known."""
 
-    def __init__(self, session: Session, run_id: int, most: int, known: dict[str, int] | None = None) -> None:
-        """`known`: what an earlier transaction of the same holder left in `known`, which spares reading it again."""
-        self._session = session
-        self._run_id = run_id
-        self._most = most
-        if known is None:
-            known = dict(session.connection().execute(_KNOWN, {"b_run": run_id}).all())
+    def __init__(self, known: Mapping[str, int]) -> None:
         self.known = known
         self._last: tuple[tuple[str, ...], NDArray[np.intp], list[str]] | None = None
 
     def row(self, values: Mapping[str, float]) -> tuple[NDArray[np.float64], list[str]]:
-        """`values` in their positions (`types.packed`), and the names left out because the run has its `most`."""
+        """`values` in their positions (`types.packed`), and the names left out because they have none."""
         names = tuple(values)
         if self._last is None or self._last[0] != names:
-            left_out = self._add([name for name in names if name not in self.known])
-            kept = [name for name in names if name in self.known]
-            places = np.array([self.known[name] - 1 for name in kept], dtype=np.intp)
+            left_out = self._place([name for name in names if name not in self.known])
+            places = np.array([self.known[name] - 1 for name in names if name in self.known], dtype=np.intp)
             self._last = (names, places, left_out)
         names, places, left_out = self._last
         given = [values[name] for name in names if name in self.known] if left_out else list(values.values())
         return packed(places, given, int(places.max(initial=-1)) + 1), left_out
 
-    def _add(self, names: Collection[str]) -> list[str]:
+    def _place(self, names: list[str]) -> list[str]:
+        return names
+
+
+class Positions(Places):
+    """Places that new signals get as they come, up to the run's `most`. The caller holds the run's row meanwhile."""
+
+    known: dict[str, int]
+
+    def __init__(self, session: Session, run_id: int, most: int, known: dict[str, int] | None = None) -> None:
+        """`known`: what an earlier transaction of the same holder left in `known`, which spares reading it again."""
+        if known is None:
+            known = dict(session.connection().execute(_KNOWN, {"b_run": run_id}).all())
+        super().__init__(known)
+        self._session = session
+        self._run_id = run_id
+        self._most = most
+
+    def _place(self, names: list[str]) -> list[str]:
         fresh = sorted(names)
         room = max(0, self._most - len(self.known))
         rows = []

@@ -1,6 +1,7 @@
 """One evaluation of some runs, inside one transaction: their due steps in order, or a tick, under their fenced leases.
 
-Many runs together, because what a transaction costs by itself is what ten steps cost.
+Many runs together, because what a transaction costs by itself is what ten steps cost. What needs no lock is done
+before (`workers.folding`).
 """
 
 from __future__ import annotations
@@ -8,33 +9,27 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
-from foreshock.wire import Frame
 from foreshock_service.rules.interface import Observation, Outcome, StepView
 from foreshock_service.store import completeness
-from foreshock_service.store.bulk import insert_rows, update_rows
-from foreshock_service.store.flags import Flag, names
+from foreshock_service.store.bulk import Encoded, insert_encoded, update_rows
+from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import Attempt, Notice, Point, Step
 from foreshock_service.store.points import Positions
+from foreshock_service.workers.folding import Folded, Ready, encode_point, enter, make_ready, view_of
 from foreshock_service.workers.holding import Held
-from foreshock_service.workers.merging import Merged, merge_steps
-from foreshock_service.workers.reading import Key, counts_of, frames_of, notices_of
+from foreshock_service.workers.reading import DueStep, Key, counts_of, notices_of
 from foreshock_service.workers.rooms import Rooms
 
 logger = logging.getLogger(__name__)
 
 MEDIAN_OVER = 16
-_DUPLICATE_RANK = int(Flag.DUPLICATE_RANK)
 _REPLAYED = int(Flag.REPLAYED)
-_NOT_ODD = int(Flag.LATE | Flag.NON_FINITE)
-decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 # Built once: building a statement costs as much as running it.
 _CONSUME = (
@@ -53,40 +48,17 @@ _TIMES = (
 )
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A step's frames, read and merged before anything was locked; `rows` are without their bodies."""
-
-    rows: Sequence[Any]
-    merged: Merged
-
-
-def make_ready(session: Session, steps: Sequence[Any]) -> dict[Key, Ready]:
-    """Reads and merges the frames of these steps: most of an evaluation's time, and none of it needs a lock."""
-    frames = frames_of(session, steps)
-    keys = [_key(step) for step in steps]
-    merged = merge_steps([_first_claimants(frames.get(key, ())) for key in keys])
-    return {
-        key: Ready([_Reported(r.role, r.rank, r.flags) for r in frames.get(key, ())], one)
-        for key, one in zip(keys, merged, strict=True)
-    }
-
-
-def _key(step: Any) -> Key:
-    return step.run_id, step.attempt, step.step
-
-
-def _still_ready(session: Session, steps: Sequence[Any], ready: dict[Key, Ready]) -> dict[Key, Ready]:
+def _still_ready(session: Session, steps: Sequence[DueStep], ready: dict[Key, Ready]) -> dict[Key, Ready]:
     """What is ready of these steps, those made ready anew to which frames have come since. The runs are locked."""
     counts = counts_of(session, steps)
-    stale = [s for s in steps if (key := _key(s)) not in ready or len(ready[key].rows) != counts.get(key, 0)]
+    stale = [s for s in steps if s.key not in ready or len(ready[s.key].rows) != counts.get(s.key, 0)]
     return {**ready, **make_ready(session, stale)} if stale else ready
 
 
 def evaluate_steps(
     session: Session,
     rooms: Rooms,
-    work: Sequence[tuple[Held, Sequence[Any]]],
+    work: Sequence[tuple[Held, Sequence[DueStep]]],
     now: float,
     most: int,
     ready: dict[Key, Ready],
@@ -115,7 +87,7 @@ def _evaluate_run(
     session: Session,
     rooms: Rooms,
     held: Held,
-    steps: Sequence[Any],
+    steps: Sequence[DueStep],
     now: float,
     most: int,
     ready: dict[Key, Ready],
@@ -129,29 +101,41 @@ def _evaluate_run(
     held.memory.positions = positions.known
     ranks = _Ranks(session, run.id)
     held.quiet_for = None
+    # What was folded before the lock stands as long as nothing is found to be different here.
+    ahead = (
+        dict(zip((one.step.key for one in held.memory.ahead), held.memory.ahead, strict=True)) if not notices else {}
+    )
     for step in steps:
-        at_hand = ready[_key(step)]
-        due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
-        if due:
-            notices = [n for n in notices if n not in due]
-            consumed += [n.id for n in due]
-        _enter(held, step, due)
-        view = _view(held, step, at_hand.merged, at_hand.rows, due, ranks)
-        outcome = fold(held, view, now)
-        points.add(held, positions, step, at_hand.merged, view, outcome)
-        if not quiet(session, rooms, held, view, outcome):
+        at_hand = ready[step.key]
+        one = ahead.get(step.key)
+        if one is None or one.step != step or one.ready is not at_hand:
+            ahead = {}
+            due = [n for n in notices if (n.attempt, -1 if n.step is None else n.step) <= (step.attempt, step.step)]
+            if due:
+                notices = [n for n in notices if n not in due]
+                consumed += [n.id for n in due]
+            enter(row, step, due)
+            view = view_of(run.name, row, step, at_hand, due, ranks.awaited(step))
+            state, outcome = held.engine.evaluate(held.state, view, now)
+            point = encode_point(session.get_bind().dialect.name, positions, step, view, outcome)
+            one = Folded(step, at_hand, view, outcome, state, row.segment, point)
+        row.segment = one.segment
+        take(held, one.state, one.outcome)
+        points.add(one.point)
+        if step.attempt == run.attempt:
+            held.change(last_step=step.step)
+        if not quiet(session, rooms, held, one.view, one.outcome):
             # Before the others look: what judges a step also reads its baselines.
             points.write()
-            follow(session, rooms, held, view, outcome, now, may_command=not step.flags & _REPLAYED)
+            follow(session, rooms, held, one.view, one.outcome, now, may_command=not step.flags & _REPLAYED)
         row.attempt, row.step = step.attempt, step.step
     return consumed
 
 
-def fold(held: Held, seen: Observation, now: float) -> Outcome:
-    """One observation through the rules."""
-    held.state, outcome = held.engine.evaluate(held.state, seen, now)
+def take(held: Held, state: Any, outcome: Outcome) -> None:
+    """The rules' state after an observation, and what it says of the run."""
+    held.state = state
     held.calibrated = held.calibrated or bool(outcome.bands)
-    return outcome
 
 
 def quiet(session: Session, rooms: Rooms, held: Held, seen: Observation, outcome: Outcome) -> bool:
@@ -186,32 +170,6 @@ def follow(
         held.notify = True
 
 
-def _first_claimants(rows: Sequence[Any]) -> list[Frame]:
-    """The frames, without those of a second client that claims a rank: it would count twice."""
-    return [decode_frame(row.body) for row in rows if not row.flags & _DUPLICATE_RANK]
-
-
-def _enter(held: Held, step: Any, notices: Sequence[Any]) -> None:
-    """Begins a new segment where the attempt is new or a setting changed."""
-    row = held.row
-    settings = dict(row.settings)
-    for notice in notices:
-        told = notice.data.get("settings") if notice.kind == "started" else notice.data
-        if notice.kind in ("started", "settings") and isinstance(told, dict):
-            settings.update(told)
-    changed = settings != row.settings and row.step is not None
-    if changed or step.attempt != row.attempt:
-        row.segment += 1
-    if settings != row.settings:
-        row.settings = settings
-
-
-class _Reported(NamedTuple):
-    role: str
-    rank: int
-    flags: int
-
-
 class _Ranks:
     """Who was awaited in a step, worked out once per attempt and step."""
 
@@ -220,7 +178,7 @@ class _Ranks:
         self._run_id = run_id
         self._declared: dict[int, dict[str, Any]] = {}
 
-    def awaited(self, step: Any) -> frozenset[completeness.Rank]:
+    def awaited(self, step: DueStep) -> frozenset[completeness.Rank]:
         if step.reported >= step.expected:
             return frozenset()  # ingest saw everyone come
         if step.attempt not in self._declared:
@@ -237,71 +195,22 @@ class _Ranks:
         return completeness.expected(step.step, {}, seen)
 
 
-def _view(
-    held: Held, step: Any, merged: Merged, rows: Sequence[Any], notices: Sequence[Any], ranks: _Ranks
-) -> StepView:
-    present = {(row.role, row.rank) for row in rows}
-    awaited = ranks.awaited(step)
-    flags = step.flags
-    for row in rows:
-        flags |= row.flags
-    return StepView(
-        run=held.run.name,
-        attempt=step.attempt,
-        step=step.step,
-        values=merged.values,
-        worst=merged.worst,
-        missing=merged.missing,
-        reported=len(present),
-        expected=len(awaited | present),
-        absent_ranks=completeness.absent(awaited, present),
-        segment=held.row.segment,
-        settings=held.row.settings,
-        notices=[{"kind": n.kind, "step": n.step, "role": n.role, "rank": n.rank, "data": n.data} for n in notices],
-        flags=names(flags),
-        evidence=merged.evidence,
-    )
-
-
 class _Points:
     """The rows of the steps evaluated so far, written together."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Encoded] = []
 
-    def add(
-        self, held: Held, positions: Positions, step: Any, merged: Merged, view: StepView, outcome: Outcome
-    ) -> None:
-        values, left_out = positions.row(merged.values)
-        if left_out:
-            logger.warning("run %s has too many signals: %d are not kept as series", held.run.name, len(left_out))
-        odd = step.flags & ~_NOT_ODD
-        row = {
-            "run_id": held.run.id,
-            "attempt": step.attempt,
-            "step": step.step,
-            "at": step.event_at,
-            "values": values,
-            "missing": merged.missing,
-            "worst": merged.worst,
-            "evidence": merged.evidence,
-            "reported": view.reported,
-            "expected": view.expected,
-            "segment": held.row.segment,
-            "bands": dict(outcome.bands),
-            "flag": bool(odd) or view.reported < view.expected,
-        }
+    def add(self, row: Encoded) -> None:
         self._rows.append(row)
-        if step.attempt == held.run.attempt:
-            held.change(last_step=step.step)
 
     def write(self) -> None:
-        insert_rows(self._session, Point, self._rows)
+        insert_encoded(self._session, Point, self._rows)
         self._rows = []
 
 
-def _learn_pace(session: Session, held: Held, steps: Sequence[Any]) -> None:
+def _learn_pace(session: Session, held: Held, steps: Sequence[DueStep]) -> None:
     """The median time between the run's last steps, for the watermark of the next ones."""
     run, attempt = held.run, steps[-1].attempt
     if held.memory.times is not None and held.memory.times[0] == attempt:

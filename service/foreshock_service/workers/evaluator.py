@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -26,7 +27,8 @@ from foreshock_service.store import leases
 from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
-from foreshock_service.workers.evaluation import evaluate_steps, fold, follow, make_ready, quiet
+from foreshock_service.workers.evaluation import evaluate_steps, follow, quiet, take
+from foreshock_service.workers.folding import make_ready
 from foreshock_service.workers.holding import LeaseLostError, Memories, hold, may_hold, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.reading import BATCH, due_steps
@@ -173,11 +175,17 @@ class Evaluator:
                 return {}, []
             ready = make_ready(session, [step for steps in waiting.values() for step in steps])
         memories = {run_id: self._memories.take(run_id) for run_id in waiting}
+        for run_id, steps in waiting.items():
+            memories[run_id].fold_ahead(self._store.dialect, steps, ready, now)
         with self._store.write(durable=False) as session:
             held = hold(session, self._rooms, memories, self.owner, now)
-            # Read behind the lock: another replica may have evaluated them before it was had.
-            due = due_steps(session, list(held), now, most)
-            held = {run_id: one for run_id, one in held.items() if run_id in due}
+            # Read behind the lock: another replica may have evaluated them before it was had. What has become due
+            # since is the next round's, for it would be read and merged while others wait.
+            due = {
+                run_id: list(takewhile(lambda step: step.key in ready, steps))
+                for run_id, steps in due_steps(session, list(held), now, most).items()
+            }
+            held = {run_id: one for run_id, one in held.items() if due.get(run_id)}
             if not held:
                 return {}, put_off
             work = [(one, due[run_id]) for run_id, one in held.items()]
@@ -228,7 +236,8 @@ class Evaluator:
                 return
             seen = tick_of(session, held.run, held.row.step, now)
             held.calibrated = held.run.verdict != "unknown"
-            outcome = fold(held, seen, now)
+            state, outcome = held.engine.evaluate(held.state, seen, now)
+            take(held, state, outcome)
             if not quiet(session, self._rooms, held, seen, outcome):
                 follow(session, self._rooms, held, seen, outcome, now, may_command=True)
             if not held.quiet or held.changed or held.state != held.before or seen.finished:

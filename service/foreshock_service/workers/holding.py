@@ -17,6 +17,8 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from foreshock_service.store.bulk import update_rows
 from foreshock_service.store.models import EvaluationState, Run
+from foreshock_service.workers.folding import Fold, Folded, Ready, fold_ahead
+from foreshock_service.workers.reading import DueStep, Key
 from foreshock_service.workers.rooms import Engine, Rooms
 
 REMEMBERED = 2048
@@ -66,35 +68,33 @@ class LeaseLostError(Exception):
 
 
 @dataclass
-class Fold:
-    """The row of `evaluations` as it was read, and what of it this transaction has changed."""
-
-    owner: str | None
-    fence: int
-    pack_hash: str
-    attempt: int
-    step: int | None
-    segment: int
-    settings: dict[str, Any]
-    evaluated_at: float | None
-    ticked_at: float | None
-
-    def marks(self) -> tuple[Any, ...]:
-        """What differs after any evaluation that somebody else committed, or that the database lost again."""
-        return (self.fence, self.owner, self.attempt, self.step, self.segment, self.evaluated_at, self.ticked_at)
-
-
-@dataclass
 class Memory:
     """What one evaluation leaves for the next one of the same run."""
 
-    marks: tuple[Any, ...] = ()
+    row: Fold | None = None
+    """As that evaluation saved it."""
+    name: str = ""
+    engine: Engine | None = None
     pack_hash: str = ""
     state: Any = None
     positions: dict[str, int] | None = None
     """Signal → position; only the holder of the lease adds some."""
     times: tuple[int, list[tuple[int, float]]] | None = None
     """Attempt, and (step, event time) of its last evaluated steps."""
+    ahead: Sequence[Folded] = ()
+    """Its next steps, folded from here on before anything was locked. Forgotten with the rest where the row differs."""
+
+    def fold_ahead(self, dialect: str, steps: Sequence[DueStep], ready: Mapping[Key, Ready], now: float) -> None:
+        """Folds the run's due steps from here on, if there is anything remembered of it."""
+        if self.row is not None and self.engine is not None and self.positions is not None:
+            self.ahead = fold_ahead(
+                dialect, self.name, self.engine, self.state, self.row, self.positions, steps, ready, now
+            )
+
+    def stands(self, row: Fold, pack_hash: str, owner: str) -> bool:
+        """Whether the row, as it is read now, says that nobody came between."""
+        known = self.row is not None and self.row.marks() == row.marks()
+        return known and self.pack_hash == pack_hash and row.owner == owner
 
 
 class Memories:
@@ -168,7 +168,7 @@ def hold(session: Session, rooms: Rooms, memories: Mapping[int, Memory], owner: 
             continue  # deleted meanwhile
         run, row, memory = runs[run_id], Fold(*columns), memories[run_id]
         engine, pack_hash = rooms.engine(run.rules)
-        if memory.marks != row.marks() or memory.pack_hash != pack_hash or row.owner != owner:
+        if not memory.stands(row, pack_hash, owner):
             state = engine.load(connection.execute(_STATE, {"b_run": run_id}).scalar())
             memory = Memory(state=state)
         held[run_id] = Held(run, row, engine, pack_hash, memory.state, memory, before=memory.state, fence=row.fence)
@@ -218,7 +218,8 @@ def save(session: Session, rooms: Rooms, held: Collection[Held], owner: str, now
         raise LeaseLostError(f"of runs {[one.run.id for one in held]}")
     for one in held:
         memory = one.memory
-        memory.marks, memory.pack_hash, memory.state = one.row.marks(), one.pack_hash, one.state
+        memory.row, memory.name, memory.engine, memory.ahead = one.row, one.run.name, one.engine, ()
+        memory.pack_hash, memory.state = one.pack_hash, one.state
 
 
 def _verdict(session: Session, rooms: Rooms, held: Held) -> str:

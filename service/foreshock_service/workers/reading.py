@@ -96,6 +96,10 @@ class DueStep(NamedTuple):
     reported: int
     expected: int
 
+    @property
+    def key(self) -> Key:
+        return self.run_id, self.attempt, self.step
+
 
 class StoredFrame(NamedTuple):
     """A frame as it lies in the store."""
