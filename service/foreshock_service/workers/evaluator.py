@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -28,10 +28,10 @@ from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import Flag
 from foreshock_service.store.models import CommandRow, EvaluationState, Step
 from foreshock_service.workers.evaluation import evaluate_steps, follow, quiet, take
-from foreshock_service.workers.folding import make_ready
-from foreshock_service.workers.holding import LeaseLostError, Memories, hold, may_hold, save
+from foreshock_service.workers.folding import Ready, make_ready
+from foreshock_service.workers.holding import LeaseLostError, Memories, Memory, hold, may_hold, save
 from foreshock_service.workers.hub import Hub
-from foreshock_service.workers.reading import BATCH, due_steps
+from foreshock_service.workers.reading import BATCH, DueStep, Key, due_steps
 from foreshock_service.workers.rooms import Rooms
 from foreshock_service.workers.ticks import runs_to_tick, tick_of
 
@@ -43,6 +43,8 @@ REST_MOST_S = 0.15
 MANY_RUNS = 64
 MANY_FRAMES = 256
 """Frames of other runs beyond which a run is left for the next transaction: each holds its runs' rows."""
+UNEASY_BATCH = 8
+"""Steps in one transaction of a run of which something may follow: some milliseconds each, its row held."""
 EXPIRING = ("proposed", "approved", "delivered", "accepted")
 _WAITING = select(Step.run_id, func.min(Step.due_at)).where(Step.evaluated_at.is_(None)).group_by(Step.run_id)
 
@@ -129,11 +131,14 @@ class Evaluator:
     def evaluate_runs(self, run_ids: Sequence[int]) -> bool:
         """Evaluates the runs' due steps, a batch of each at most; True where there may be more. Raises for no step."""
         more = False
-        left = list(run_ids)
-        while left:
-            taken, left = left[:MANY_RUNS], left[MANY_RUNS:]
+        left, uneasy = self._by_calm(run_ids)
+        while left or uneasy:
+            taken, most = left[:MANY_RUNS], BATCH
+            if not left:
+                taken, most = [uneasy.pop()], UNEASY_BATCH
+            left = left[MANY_RUNS:]
             try:
-                done, put_off = self._evaluate(taken, BATCH)
+                done, put_off = self._evaluate(taken, most)
             except Exception as error:
                 if len(taken) == 1:
                     self._evaluate_with_care(taken[0], error)
@@ -143,9 +148,16 @@ class Evaluator:
                 for run_id in taken:
                     more |= self.evaluate_runs([run_id])
                 continue
-            more |= any(steps >= BATCH for steps in done.values())
-            left = put_off + left
+            more |= any(steps >= most for steps in done.values())
+            calm, stirred = self._by_calm(put_off)
+            left, uneasy = calm + left, stirred + uneasy
         return more
+
+    def _by_calm(self, run_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Runs of which nothing but points is expected; and those that are evaluated alone, for the others would wait
+        while incidents, commands and alerts are followed."""
+        calm = [run_id for run_id in run_ids if self._memories.calm(run_id)]
+        return calm, [run_id for run_id in reversed(run_ids) if run_id not in calm]
 
     def _evaluate_with_care(self, run_id: int, error: Exception) -> None:
         """After a run's batch failed: its first step alone, which is marked and passed over where it fails as well."""
@@ -174,9 +186,10 @@ class Evaluator:
             if not waiting:
                 return {}, []
             ready = make_ready(session, [step for steps in waiting.values() for step in steps])
-        memories = {run_id: self._memories.take(run_id) for run_id in waiting}
-        for run_id, steps in waiting.items():
-            memories[run_id].fold_ahead(self._store.dialect, steps, ready, now)
+        memories, stirred = self._fold_ahead(waiting, ready, now)
+        put_off += stirred
+        if not memories:
+            return {}, put_off
         with self._store.write(durable=False) as session:
             held = hold(session, self._rooms, memories, self.owner, now)
             # Read behind the lock: another replica may have evaluated them before it was had. What has become due
@@ -198,6 +211,19 @@ class Evaluator:
             if one.notify:
                 self._hub.changed(run_id)
         return done, put_off
+
+    def _fold_ahead(
+        self, waiting: Mapping[int, Sequence[DueStep]], ready: Mapping[Key, Ready], now: float
+    ) -> tuple[dict[int, Memory], list[int]]:
+        """What is remembered of the runs, with their steps folded as far as can be; and, where there are several, which
+        turned out to be no company for the others."""
+        memories = {run_id: self._memories.take(run_id) for run_id in waiting}
+        for run_id, steps in waiting.items():
+            memories[run_id].fold_ahead(self._store.dialect, steps, ready, now)
+        stirred = [run_id for run_id, memory in memories.items() if not memory.calm] if len(memories) > 1 else []
+        for run_id in stirred:
+            self._memories.keep(run_id, memories.pop(run_id))
+        return memories, stirred
 
     def _pass_over(self, run_id: int) -> None:
         now = self._clock()

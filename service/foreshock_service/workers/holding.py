@@ -83,6 +83,8 @@ class Memory:
     """Attempt, and (step, event time) of its last evaluated steps."""
     ahead: Sequence[Folded] = ()
     """Its next steps, folded from here on before anything was locked. Forgotten with the rest where the row differs."""
+    calm: bool = True
+    """Nothing was open or pending after that evaluation, and the steps ahead are complete and bring nothing new."""
 
     def fold_ahead(self, dialect: str, steps: Sequence[DueStep], ready: Mapping[Key, Ready], now: float) -> None:
         """Folds the run's due steps from here on, if there is anything remembered of it."""
@@ -90,6 +92,8 @@ class Memory:
             self.ahead = fold_ahead(
                 dialect, self.name, self.engine, self.state, self.row, self.positions, steps, ready, now
             )
+            foreseen = len(self.ahead) == len(steps)
+            self.calm &= foreseen and not any(one.outcome.findings for one in self.ahead)
 
     def stands(self, row: Fold, pack_hash: str, owner: str) -> bool:
         """Whether the row, as it is read now, says that nobody came between."""
@@ -106,6 +110,11 @@ class Memories:
     def take(self, run_id: int) -> Memory:
         """The run's memory, or an empty one; it is no longer here."""
         return self._by_run.pop(run_id, None) or Memory()
+
+    def calm(self, run_id: int) -> bool:
+        """Whether nothing is known to follow from the run's next steps."""
+        memory = self._by_run.get(run_id)
+        return memory is None or memory.calm
 
     def keep(self, run_id: int, memory: Memory) -> None:
         self._by_run[run_id] = memory
@@ -219,7 +228,7 @@ def save(session: Session, rooms: Rooms, held: Collection[Held], owner: str, now
     for one in held:
         memory = one.memory
         memory.row, memory.name, memory.engine, memory.ahead = one.row, one.run.name, one.engine, ()
-        memory.pack_hash, memory.state = one.pack_hash, one.state
+        memory.pack_hash, memory.state, memory.calm = one.pack_hash, one.state, one.quiet
 
 
 def _verdict(session: Session, rooms: Rooms, held: Held) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import names
 from foreshock_service.store.models import CommandRow, EvaluationState, Incident, Point, Run, SignalName, Step
 from foreshock_service.workers.evaluator import Evaluator
-from foreshock_service.workers.holding import save
+from foreshock_service.workers.holding import Memory, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
 
@@ -341,27 +342,121 @@ def test_a_frame_that_comes_while_its_step_is_read_counts(
     assert [p.reported for p in rows(store, Point)] == [2]
 
 
-def test_the_due_steps_of_many_runs_are_one_transaction(
-    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each transaction evaluated."""
     from foreshock_service.workers import evaluator as module
 
-    sizes: list[int] = []
+    found: list[int] = []
 
     def saving(session: Any, rooms: Any, held: Any, *rest: Any) -> None:
-        sizes.append(len(held))
+        found.append(len(held))
         save(session, rooms, held, *rest)
 
     monkeypatch.setattr(module, "save", saving)
+    return found
+
+
+def nothing_open(session: Any, run: Run, _seen: Any) -> bool:
+    return session.scalar(select(Incident.id).where(Incident.run_id == run.id).limit(1)) is None
+
+
+@pytest.fixture
+def calm_evaluator(store: Store, hub: Hub, rooms: Rooms, clock: Any) -> Evaluator:
+    """Knows which runs are quiet."""
+    return Evaluator(store, hub, replace(rooms, quiet=nothing_open), owner="a", clock=clock)
+
+
+def test_the_due_steps_of_many_runs_are_one_transaction(
+    store: Store, calm_evaluator: Evaluator, send: Send, new_trainer: Any, sizes: list[int]
+) -> None:
     trainers = [new_trainer(f"math/run{n}") for n in range(5)]
     for step in (1, 2):
-        send(*(t.envelope(t.frame(step, {"loss": float(step)}), expected_ranks={"trainer": 1}) for t in trainers))
-        evaluator.evaluate_due()
+        send(*(t.envelope(t.frame(step, {"loss": step / 10}), expected_ranks={"trainer": 1}) for t in trainers))
+        calm_evaluator.evaluate_due()
     assert sizes == [5, 5]
     assert [(p.run_id, p.step) for p in rows(store, Point, Point.run_id, Point.step)] == [
         (run.id, step) for run in rows(store, Run, Run.id) for step in (1, 2)
     ]
     assert {run.last_step for run in rows(store, Run)} == {2}
+
+
+def test_a_run_of_which_something_follows_is_evaluated_alone(
+    store: Store, calm_evaluator: Evaluator, send: Send, new_trainer: Any, sizes: list[int]
+) -> None:
+    trainers = [new_trainer(f"math/run{n}") for n in range(5)]
+    for step in (1, 2, 3):
+        losses = [9.0 if n == 3 and step > 1 else 0.5 for n in range(5)]
+        send(
+            *(
+                t.envelope(t.frame(step, {"loss": loss}), expected_ranks={"trainer": 1})
+                for t, loss in zip(trainers, losses, strict=True)
+            )
+        )
+        calm_evaluator.evaluate_due()
+    # At step 2 the rules find something ahead of the lock; at step 3 something is open.
+    assert sizes == [5, 4, 1, 4, 1]
+    assert [(i.run_id, i.attempt) for i in rows(store, Incident)] == [(rows(store, Run, Run.id)[3].id, 1)]
+    assert len(rows(store, Point)) == 15
+
+
+def test_steps_folded_ahead_of_the_lock_leave_what_steps_folded_behind_it_do(
+    store: Store, calm_evaluator: Evaluator, engine: Any, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with the same frames, one of them folded ahead: complete steps, a new signal, a notice."""
+    ahead, behind = new_trainer("math/ahead"), new_trainer("math/behind")
+    fold = Memory.fold_ahead
+    folded: list[int] = []
+
+    def folding(memory: Memory, *rest: Any) -> None:
+        if memory.name != "math/behind":
+            fold(memory, *rest)
+            folded.append(len(memory.ahead))
+
+    monkeypatch.setattr(Memory, "fold_ahead", folding)
+    for step in range(1, 40):
+        values = {"loss": 0.01 * step} | ({"reward.mean": 0.3} if step > 20 else {})
+        for trainer in (ahead, behind):
+            if step == 30:
+                send(trainer.envelope(trainer.notice("settings", {"lr": 1e-5}, step=30)))
+            send(trainer.envelope(trainer.frame(step, values), expected_ranks={"trainer": 1}))
+        if step % 3 == 0:
+            calm_evaluator.evaluate_due()
+    assert max(folded) == 3
+    assert 0 in folded
+    states = {engine.load(row.state).firing for row in rows(store, EvaluationState)}
+    assert states == {False}
+    of_run: dict[int, list[Any]] = {}
+    for p in rows(store, Point, Point.run_id, Point.step):
+        of_run.setdefault(p.run_id, []).append((p.step, list(p.values), p.segment, p.bands, p.reported, p.flag))
+    one, other = of_run.values()
+    assert one == other
+    assert {segment for _, _, segment, *_ in one[30:]} != {one[0][2]}
+
+
+def test_a_setting_that_changes_while_steps_are_folded_ahead_counts(
+    store: Store, calm_evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    trainer = new_trainer()
+    send(trainer.envelope(trainer.frame(1, {"loss": 0.5}), expected_ranks={"trainer": 1}))
+    calm_evaluator.evaluate_due()
+    send(trainer.envelope(trainer.frame(2, {"loss": 0.5}), expected_ranks={"trainer": 1}))
+    read = module.make_ready
+
+    def reading(*arguments: Any) -> Any:
+        found = read(*arguments)
+        monkeypatch.setattr(module, "make_ready", read)
+        send(trainer.envelope(trainer.notice("settings", {"lr": 1e-5}, step=2)))
+        return found
+
+    monkeypatch.setattr(module, "make_ready", reading)
+    calm_evaluator.evaluate_due()
+    first, second = rows(store, Point, Point.step)
+    assert second.segment == first.segment + 1
+    (state,) = rows(store, EvaluationState)
+    assert state.settings == {"lr": 1e-5}
 
 
 def test_a_transaction_takes_no_more_frames_than_its_runs_may_wait_for(
