@@ -102,9 +102,7 @@ def _evaluate_run(
     ranks = _Ranks(session, run.id)
     held.quiet_for = None
     # What was folded before the lock stands as long as nothing is found to be different here.
-    ahead = (
-        dict(zip((one.step.key for one in held.memory.ahead), held.memory.ahead, strict=True)) if not notices else {}
-    )
+    ahead = {} if notices else {one.step.key: one for one in held.memory.ahead}
     for step in steps:
         at_hand = ready[step.key]
         one = ahead.get(step.key)

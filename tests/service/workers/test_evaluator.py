@@ -19,6 +19,7 @@ from foreshock_service.store.engine import Store
 from foreshock_service.store.flags import names
 from foreshock_service.store.models import CommandRow, EvaluationState, Incident, Point, Run, SignalName, Step
 from foreshock_service.workers.evaluator import Evaluator
+from foreshock_service.workers.folding import make_ready
 from foreshock_service.workers.holding import Memory, save
 from foreshock_service.workers.hub import Hub
 from foreshock_service.workers.rooms import Rooms
@@ -328,7 +329,7 @@ def test_a_frame_that_comes_while_its_step_is_read_counts(
     zero, one = new_trainer(rank=0), new_trainer(rank=1)
     send(zero.envelope(zero.frame(1, {"loss": 1.0}), expected_ranks={"trainer": 2}))
     clock.pass_s(6)
-    read = module.make_ready
+    read = make_ready
 
     def reading(*arguments: Any) -> Any:
         found = read(*arguments)
@@ -340,6 +341,30 @@ def test_a_frame_that_comes_while_its_step_is_read_counts(
     evaluator.evaluate_due()
     assert series(store, "loss") == [2.0]
     assert [p.reported for p in rows(store, Point)] == [2]
+
+
+def test_a_frame_that_comes_while_its_step_is_folded_ahead_counts(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreshock_service.workers import evaluator as module
+
+    zero, one = new_trainer(rank=0), new_trainer(rank=1)
+    for step in (1, 2):
+        send(zero.envelope(zero.frame(step, {"loss": 0.2}), expected_ranks={"trainer": 1}))
+        if step == 1:
+            evaluator.evaluate_due()
+    read = make_ready
+
+    def reading(*arguments: Any) -> Any:
+        found = read(*arguments)
+        monkeypatch.setattr(module, "make_ready", read)
+        send(one.envelope(one.frame(2, {"loss": 0.6}), expected_ranks={"trainer": 1}))
+        return found
+
+    monkeypatch.setattr(module, "make_ready", reading)
+    evaluator.evaluate_due()
+    assert series(store, "loss") == [0.2, 0.4]
+    assert [p.reported for p in rows(store, Point, Point.step)] == [1, 2]
 
 
 @pytest.fixture
@@ -443,7 +468,7 @@ def test_a_setting_that_changes_while_steps_are_folded_ahead_counts(
     send(trainer.envelope(trainer.frame(1, {"loss": 0.5}), expected_ranks={"trainer": 1}))
     calm_evaluator.evaluate_due()
     send(trainer.envelope(trainer.frame(2, {"loss": 0.5}), expected_ranks={"trainer": 1}))
-    read = module.make_ready
+    read = make_ready
 
     def reading(*arguments: Any) -> Any:
         found = read(*arguments)
