@@ -41,7 +41,7 @@ POLL_S = 1.0
 SWEEP_S = 5.0
 REST_MOST_S = 0.15
 MANY_RUNS = 64
-MANY_FRAMES = 256
+MANY_FRAMES = 512
 """Frames of other runs beyond which a run is left for the next transaction: each holds its runs' rows."""
 UNEASY_BATCH = 8
 """Steps in one transaction of a run of which something may follow: some milliseconds each, its row held."""
