@@ -2,7 +2,8 @@
 
     python -m benchmarks.ingest.scaling runs|ranks|stored|series [--database KIND] [--most N] [--json FILE]
 
-`runs`, `ranks`: CPU a frame of storing and evaluating (one process, no HTTP) for 1, 10, … runs and 1, 4, … ranks.
+`runs`, `ranks`: CPU a frame of storing and evaluating (one process, no HTTP) for 1, 10, … runs and 1, 4, … ranks; of
+runs at the same load, so many frames together however many runs they are of, and for one run besides as its steps come.
 `stored`: the same frames on top of 10⁴, 10⁵, … frames, which the database copied from real ones (10⁷: 35 GB on
 PostgreSQL). `series`: `GET …/series` of 10⁴ points of one signal out of `--most` stored ones, wall and CPU. Ends 1
 where a cost is more than 20 % above its first or the series takes more than 100 ms at p95; the table comes last.
@@ -33,6 +34,8 @@ from foreshock_service.heap import settle
 from foreshock_service.store.engine import Store
 
 FRAMES, RANKS = 16, 8
+TOGETHER = 256
+"""Frames: what comes of 1,700 a second while steps gather."""
 NEAR = 0.2
 SERIES_P95_MS = 100.0
 SERIES_POINTS, STEPS_A_RUN = 10_000, 100_000
@@ -51,24 +54,32 @@ def work_of(pair: PairRecord, runs: int, ranks: int, envelopes: int, name: str, 
 
 
 def over(kind: str, what: str, most: int) -> list[dict[str, Any]]:
-    """One row for each number of runs or ranks up to `most`, a fresh database each, steps evaluated as they come.
+    """One row for each number of runs or ranks up to `most`, a fresh database each.
 
-    Runs have 8 ranks that post one frame each a step; with ranks, envelopes of 16 frames come of each.
+    Runs have 8 ranks that post one frame each a step, and `TOGETHER` frames are evaluated together, a step of each run
+    at least; with ranks, envelopes of 16 frames come of each.
     """
-    pair, found = record(), []
-    sizes = [n for n in ((1, 10, 100, 1000) if what == "runs" else (1, 4, 16, 64, 256)) if n <= most]
-    for size in sizes:
-        runs, ranks, frames = (size, 8, 1) if what == "runs" else (1, size, FRAMES)
-        rounds = max(2, 64 // runs) if what == "runs" else max(1, 256 // (FRAMES * ranks))
-        with database(kind) as url, open_stages(url, pair) as stages:
-            settle()
-            work = work_of(pair, runs, ranks, rounds + 1, "r", frames)
-            each = runs * ranks
-            measured(stages, work[:each], ranks)  # the runs' first step makes them
-            costs = [measured(stages, work[n : n + each], ranks) for n in range(each, len(work), each)]
-            mean = {name: round(sum(c[name] for c in costs) / len(costs), 1) for name in costs[0]}
-            found.append({what: size, "frames": rounds * each * frames, **mean})
-    return found
+    if what == "runs":
+        sizes = [n for n in (1, 10, 100, 1000) if n <= most]
+        alone = {"alone": True, **_over(kind, 1, RANKS, 1, rounds=64, steps=1)}
+        return [
+            *({"runs": n, **_over(kind, n, RANKS, 1, max(2, 64 // n), max(1, TOGETHER // n // RANKS))} for n in sizes),
+            alone,
+        ]
+    sizes = [n for n in (1, 4, 16, 64, 256) if n <= most]
+    return [{"ranks": n, **_over(kind, 1, n, FRAMES, rounds=max(1, 256 // (FRAMES * n)), steps=1)} for n in sizes]
+
+
+def _over(kind: str, runs: int, ranks: int, frames: int, rounds: int, steps: int) -> dict[str, Any]:
+    """The mean cost of a frame where each of `runs` brings `rounds` envelopes a rank, `steps` of them together."""
+    pair, each = record(), runs * ranks
+    with database(kind) as url, open_stages(url, pair) as stages:
+        settle()
+        work = work_of(pair, runs, ranks, rounds + 1, "r", frames)
+        measured(stages, work[:each], ranks)  # the runs' first step makes them
+        costs = [measured(stages, work[n : n + steps * each], ranks) for n in range(each, len(work), steps * each)]
+        mean = {name: round(sum(c[name] for c in costs) / len(costs), 1) for name in costs[0]}
+    return {"frames": rounds * each * frames, **mean}
 
 
 def stored(kind: str, most: int) -> list[dict[str, Any]]:
@@ -180,6 +191,7 @@ def judged(rows: list[dict[str, Any]], what: str) -> bool:
     """No figure beyond its target, and there are figures. A cost may fall."""
     if what == "series":
         return bool(rows) and all(row["p95_ms"] is not None and row["p95_ms"] <= SERIES_P95_MS for row in rows)
+    rows = [row for row in rows if not row.get("alone")]
     return len(rows) > 1 and all(row["cpu_us"] <= (1 + NEAR) * rows[0]["cpu_us"] for row in rows)
 
 

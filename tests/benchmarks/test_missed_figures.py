@@ -40,14 +40,15 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def ingest_row(**changed: Any) -> dict[str, Any]:
     full = {"frames_per_s": 1e5, "requests_per_s": 1e4, "values_per_s": 1e6, "cpu_us_per_frame": 9.0, "p50_ms": 1.0,
             "p99_ms": 2.0, "health_p99_ms": 3.0, "wire_bytes_per_frame": 9, "disk_bytes_per_frame": 9,
-            "steps_stored": 9, "steps_evaluated": 9}  # fmt: skip
+            "steps_stored": 100, "steps_evaluated": 100, "frames_evaluated_per_s": 9.0}  # fmt: skip
     return full | changed
 
 
 @pytest.mark.parametrize(
     ("changed", "status"),
-    [({}, 0), ({"frames_per_s": 9.0}, 1), ({"p99_ms": 51.0}, 1), ({"p99_ms": None}, 1), ({"health_p99_ms": 11.0}, 1)],
-)
+    [({}, 0), ({"frames_per_s": 9.0}, 1), ({"p99_ms": 51.0}, 1), ({"p99_ms": None}, 1), ({"health_p99_ms": 11.0}, 1),
+     ({"steps_evaluated": 94}, 1)],
+)  # fmt: skip
 def test_bench_ingest_ends_non_zero_for_a_missed_figure(
     changed: dict[str, Any], status: int, ended: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +186,10 @@ def test_replicas_ends_non_zero_where_something_did_not_happen_once(
 
 @pytest.mark.parametrize(("costs", "good"), [([200.0, 239.0], True), ([200.0, 241.0], False), ([200.0], False)])
 def test_a_cost_that_grows_by_more_than_a_fifth_is_missed(costs: list[float], good: bool) -> None:
-    assert scaling.judged([{"cpu_us": cost} for cost in costs], "stored") is good
+    rows = [{"cpu_us": cost} for cost in costs]
+    assert scaling.judged(rows, "stored") is good
+    # A run whose steps are evaluated one by one is told beside, and is no measure of the others.
+    assert scaling.judged([*rows, {"cpu_us": 900.0, "alone": True}], "runs") is good
 
 
 @pytest.mark.parametrize(("p95_ms", "good"), [(99.0, True), (101.0, False), (None, False)])
