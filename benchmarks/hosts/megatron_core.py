@@ -1,6 +1,6 @@
 """What watching adds to a Megatron-core micro-batch (forward, loss closure, backward) on this CPU, over gloo.
 
-    python -m benchmarks.hosts.megatron_core [--pairs 200] [--way heard] [--json FILE]
+    python -m benchmarks.hosts.megatron_core [--pairs 200] [--way heard] [--layers 4] [--hidden 128] [--json FILE]
 
 The same micro-batch runs with and without `watch.loss`, in turn, the order changing with every pair. Time is the CPU
 time of the training thread, which is what a quiet machine's clock would show: one thread computes and nothing waits.
@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "collectors" / "ada
 import megatron_on_cpu as cpu
 import torch
 
-ROWS, POSITIONS, HIDDEN, LAYERS, VOCABULARY = 4, 256, 128, 4, 4096
+ROWS, POSITIONS, VOCABULARY = 4, 256, 4096
+HIDDEN, LAYERS = 128, 4
+"""As small as a test's. Log-probs that are computed cost by the vocabulary, the model by its width and depth too."""
 
 
 def micro_batch() -> dict[str, torch.Tensor]:
@@ -70,13 +72,13 @@ def policy_loss(batch: dict[str, torch.Tensor], logps: torch.Tensor) -> tuple[to
 class Bench:
     """A model, a schedule, and one micro-batch through both."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int, layers: int) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         from foreshock.adapters import megatron_core
 
         self.batch = micro_batch()
-        model = cpu.make_gpt(hidden=HIDDEN, layers=LAYERS, vocabulary=VOCABULARY)
+        model = cpu.make_gpt(hidden=hidden, layers=layers, vocabulary=VOCABULARY)
         self.ddp, optimizer = cpu.make_optimizer(model)
         self.schedule = get_forward_backward_func()
         # Nobody listens at the address: the way to the service is not what is measured, and may not matter.
@@ -139,11 +141,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--way", choices=("heard", "given", "computed"), help="one way alone")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ["MASTER_PORT"] = str(_free_port())
     cpu.begin()
-    bench = Bench()
+    bench = Bench(options.hidden, options.layers)
     found = {}
     for loss in (heard, given, computed):
         if options.way not in (None, loss.__name__):
@@ -155,7 +159,9 @@ def main() -> int:
             flush=True,
         )
     if options.json:
-        options.json.write_text(json.dumps({"pairs": options.pairs} | found, indent=1))
+        options.json.write_text(
+            json.dumps({n: getattr(options, n) for n in ("pairs", "layers", "hidden")} | found, indent=1)
+        )
     bench.watch.monitor.finish()
     return int(any(each["added_ms"] > 1.0 and each["share"] > 0.02 for each in found.values()))
 

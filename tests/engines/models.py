@@ -55,7 +55,7 @@ def make_tiny(folder: Path) -> None:
     tokenizer = tokenizer_of(text)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=False, eos_token_id=0,
+        num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=False, eos_token_id=0,
         bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     config.architectures = ["Qwen2ForCausalLM"]

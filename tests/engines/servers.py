@@ -28,12 +28,12 @@ ARGUMENTS = {
         "-m", "sglang.launch_server", "--model-path", "{model}", "--device", "cpu", "--dtype", "float32",
         "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-overlap-schedule",
         "--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--max-running-requests", "16",
-        "--context-length", "512", "--grammar-backend", "none", "--disable-cuda-graph", "--skip-server-warmup",
+        "--context-length", "4096", "--grammar-backend", "none", "--disable-cuda-graph", "--skip-server-warmup",
         "--weight-version", "v0", "--host", "127.0.0.1", "--port", "{port}",
     ),
     "vllm": (
         "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--served-model-name", "tiny",
-        "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager",
+        "--dtype", "float32", "--max-model-len", "4096", "--max-num-seqs", "16", "--enforce-eager",
         "--enable-scale-out", "--host", "127.0.0.1", "--port", "{port}",
     ),
 }  # fmt: skip

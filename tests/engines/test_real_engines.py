@@ -38,6 +38,8 @@ PROMPTS = [[318, 286, 81, 81, 10, 282, 14, 749, 307, 201, 260], [318, 286, 81, 8
 PREFIX = list(range(100, 180))
 """Long enough that both engines find it in their cache again."""
 TRAINER = Semantics(engine="test", source="rescore", temperature=1.0, truncation="none", normaliser="full_vocabulary")
+LONG = 4000
+"""Tokens of a response that no engine finishes in a second."""
 NUMBERS = itertools.count()
 
 
@@ -110,7 +112,7 @@ class Job:
     def generating(self, sample_id: str) -> Iterator[Future[list[int]]]:
         """A long response that is under way in another thread."""
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(self.generate, PROMPTS[0], sample_id, 480, ignore_eos=True)
+            asked = pool.submit(self.generate, PROMPTS[0], sample_id, LONG, ignore_eos=True)
             time.sleep(0.7)
             assert not asked.done()
             yield asked
@@ -258,7 +260,7 @@ def test_responses_that_are_aborted_are_counted_and_their_tokens_kept(job: Job) 
             assert job.post("/pause?mode=abort").status_code == 200
             assert job.post("/resume").status_code == 200
         tokens = asked.result(60)
-    assert 0 < len(tokens) < 480
+    assert 0 < len(tokens) < LONG
     kept = job.watch.samples.get(sample_id)
     assert kept is not None
     assert (kept.finish_reason, kept.token_ids.tolist()) == ("abort", tokens)
