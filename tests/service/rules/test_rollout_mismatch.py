@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from foreshock.stats.merge import statistics
+from foreshock.stats.pair import PairAccumulator
 from foreshock_service.rules.interface import StepView
 from tests.service.rules.streams import changed, healthy, incidents, noise, opened, view
 
@@ -187,6 +190,43 @@ def test_a_median_that_falls_as_the_policy_sharpens_or_wavers_is_healthy() -> No
         medians = [v.values["mismatch.abs_q50"] * next(source) for v in calm]
         views = [view(v.step, {**v.values, "mismatch.abs_q50": x}) for v, x in zip(calm, medians, strict=True)]
         assert opened(views, RULE) == []
+
+
+def bfloat16_steps(seed: int, quantised_from: int = 999, steps: int = 120) -> list[StepView]:
+    """One policy scored twice: trainer and engine round their bfloat16 logits apart, 1,024 tokens a step.
+
+    The policy sharpens, and each batch is easier or harder than the last; from `quantised_from` on the engine's logits
+    are off by a share that is fixed, as with weights of another precision.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    off = 0.06 * torch.randn(64, generator=generator)
+    views = []
+    for seen in healthy(steps, seed):
+        difficulty = math.exp(0.1 * float(torch.randn((), generator=generator)))
+        logits = torch.randn(1024, 64, generator=generator) * (2.0 + 3.0 * seen.step / steps) / difficulty
+        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        passes = [(logits + 1e-2 * torch.randn(logits.shape, generator=generator)).bfloat16().float() for _ in "ab"]
+        if seen.step >= quantised_from:
+            passes[1] = passes[1] * (1.0 + off)
+        a, b = (p.log_softmax(-1).gather(-1, token)[None, :, 0] for p in passes)
+        accumulator = PairAccumulator()
+        accumulator.observe(a, b, torch.ones_like(a))
+        accumulator.collect()
+        found = statistics(accumulator.record()).values
+        pair = {f"{edge}.{name}": x for edge in ("mismatch", "mismatch_current") for name, x in found.items()}
+        kept = {name: x for name, x in seen.values.items() if not name.startswith("mismatch.")}
+        views.append(view(seen.step, kept | pair))
+    return views
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rounding_of_bfloat16_is_healthy_while_a_policy_sharpens_and_batches_differ(seed: int) -> None:
+    assert opened(bfloat16_steps(seed), RULE) == []
+
+
+def test_weights_of_another_precision_are_told_above_the_rounding_of_bfloat16() -> None:
+    (incident, *_) = opened(bfloat16_steps(0, quantised_from=60), RULE)
+    assert incident.opened in (60, 61)
 
 
 def test_a_median_that_rises_as_surprise_explains_is_healthy_and_one_below_what_matters_too() -> None:
