@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lab.roll_onpolicy.processes import run_to_end
 
 TRAIN_BUDGET = "240"  # megatron_worker.BUDGET_TRAIN, so that both passes cut alike
 
@@ -77,20 +78,16 @@ def run(condition: Condition, homes: dict[str, str], megatrons: dict[str, str], 
             "ROLL_LOG_DIR": folder,
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        status, said = run_to_end(command, Path(folder), environment, 600)
         if out.exists():
             result: dict[str, Any] = json.loads(out.read_text())
             for private in ("home", "megatron", "out"):
                 result["options"].pop(private)
             return result
         raised = [
-            line.split("]: ", 1)[1]
-            for line in done.stderr.splitlines()
-            if line.startswith("[rank") and "Error: " in line
+            line.split("]: ", 1)[1] for line in said.splitlines() if line.startswith("[rank") and "Error: " in line
         ]
-        return {"not_run" if not raised else "raised": (raised[-1] if raised else f"exit {done.returncode}")[:200]}
+        return {"not_run" if not raised else "raised": (raised[-1] if raised else f"exit {status}")[:200]}
 
 
 def main() -> int:

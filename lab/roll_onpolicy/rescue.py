@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ import httpx
 
 from foreshock_service.demo.processes import Service
 from lab.roll_onpolicy import summary
+from lab.roll_onpolicy.processes import run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 CRASHING = (
@@ -93,9 +93,9 @@ def run_job(job: Job, options: argparse.Namespace, url: str) -> list[str]:
     } | SETTINGS[job.setting]  # fmt: skip
     if job.setting == "refuse" and job.rung in NOISY:
         environment["FORESHOCK_ROLL_LIMIT"] = NOISY[job.rung]
-    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{job.name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    status, said = run_to_end(command, work, environment)
+    if status:
+        raise RuntimeError(f"{job.name} ended with {status}: {said[-2000:]}")
     became = []
     for seed in job.seeds:
         name = job.name.format(seed=seed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from foreshock.wire import Action, Command
+from lab.roll_onpolicy.processes import run_to_end
 from tests.fake_service import FakeService
 
 pytestmark = [pytest.mark.real_source, pytest.mark.timeout(400)]
@@ -42,10 +42,8 @@ def run(service: FakeService, tmp_path: Path) -> Run:
             "FORESHOCK_ROLL_DRIVER": "1", "FORESHOCK_POLL_S": "0.2", "FORESHOCK_LAB_CACHE": str(tmp_path / "cache"),
             "FORESHOCK_SPOOL_DIR": str(tmp_path / "spool"), "ROLL_LOG_DIR": str(tmp_path),
         } | named  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        status, said = run_to_end(command, tmp_path, environment, 300)
+        assert status == 0, said[-3000:]
         result: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
         assert result["errors"] == 0
         return result

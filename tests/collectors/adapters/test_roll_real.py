@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from foreshock.stats.merge import merge, statistics
 from foreshock.wire import Frame
+from lab.roll_onpolicy.processes import run_to_end
 from tests.collectors.adapters.roll_fake import SHAPE
 from tests.fake_service import FakeService
 
@@ -91,10 +91,8 @@ def run(service: FakeService, tmp_path: Path) -> Run:
             "FORESHOCK_URL": service.url, "FORESHOCK_RUN": "lab/roll", "FORESHOCK_RAISE": "1",
             "FORESHOCK_SPOOL_DIR": str(tmp_path / "spool"), "ROLL_LOG_DIR": str(tmp_path),
         } | settings  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
-        )
-        assert out.exists(), done.stderr[-3000:]
+        _, said = run_to_end(command, tmp_path, environment, 500)
+        assert out.exists(), said[-3000:]
         result: dict[str, Any] = json.loads(out.read_text())
         assert result["errors"] == 0
         return result
