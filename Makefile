@@ -69,7 +69,7 @@ bench-ingest: setup out/peers/.ready  ## frames per second through a real servic
 
 out/peers/.ready:
 	$(PYTHON) -m venv out/peers
-	out/peers/bin/pip install --quiet mlflow trackio wandb tensorboardX
+	out/peers/bin/pip install --quiet mlflow trackio wandb aim tensorboardX
 	touch $@
 
 bench-peers: setup out/detection-peers/.ready  ## how early and how quiet, beside other tools (five minutes of CPU)

@@ -27,7 +27,7 @@ TARGETS = {
 INGEST_P99_MS, HEALTH_P99_MS, TIMES_THE_BEST_SERVER = 50.0, 10.0, 10
 KEPT_UP = 0.95
 """Share of the steps at half the load that are evaluated when it ends: the last ones are still gathering."""
-PEERS = ("mlflow", "trackio", "wandb", "tensorboard")
+PEERS = ("mlflow", "trackio", "wandb", "aim", "tensorboard")
 SERVERS = ("mlflow",)
 RUNS = {16: 4, 1: 8}
 LOAD_LIMIT_S = 900
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], action="append")
     parser.add_argument("--frames", type=int, choices=[16, 1], action="append", help="frames an envelope")
-    parser.add_argument("--peers-python", default="", help="interpreter that has mlflow, trackio, wandb, tensorboardX")
+    parser.add_argument("--peers-python", default="", help="interpreter that has mlflow, trackio, wandb, aim, tensorboardX")
     options = parser.parse_args()
     began = os.getloadavg()
     kinds = options.database or ["sqlite", "postgresql"]

@@ -3,8 +3,8 @@
     PEERS/bin/python benchmarks/ingest/peers.py NAME [--seconds 5]
 
 `mlflow`: REST `log-batch` of 990 metrics a request against `mlflow server` on SQLite, four clients, each one request in
-flight. `trackio`, `wandb` (offline), `tensorboard` (tensorboardX): the library's own `log` in one process, until
-everything is on disk. Needs nothing of this project.
+flight. `trackio`, `wandb` (offline), `aim` (a local repository), `tensorboard` (tensorboardX): the library's own `log`
+in one process, until everything is on disk. Needs nothing of this project.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ def wandb(folder: str, seconds: float) -> Taken:
 
     run = library.init(project="bench")
     return _log(run.log, run.finish, seconds)
+
+
+def aim(folder: str, seconds: float) -> Taken:
+    from aim import Run
+
+    run = Run(repo=folder, experiment="bench", system_tracking_interval=None, capture_terminal_logs=False)
+    step = 0
+
+    def log(scalars: dict[str, float]) -> None:
+        nonlocal step
+        run.track(scalars, step=step)
+        step += 1
+
+    return _log(log, run.close, seconds)
 
 
 def tensorboard(folder: str, seconds: float) -> Taken:
@@ -136,7 +150,7 @@ def _log(log: Callable[[dict[str, float]], Any], finish: Callable[[], Any], seco
 
 
 PEERS: dict[str, Callable[[str, float], Taken]] = {
-    "mlflow": mlflow, "trackio": trackio, "wandb": wandb, "tensorboard": tensorboard,
+    "mlflow": mlflow, "trackio": trackio, "wandb": wandb, "aim": aim, "tensorboard": tensorboard,
 }  # fmt: skip
 
 
