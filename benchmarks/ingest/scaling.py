@@ -99,7 +99,7 @@ def stored(kind: str, most: int) -> list[dict[str, Any]]:
             for n, name in enumerate(names):
                 share = (size - so_far) // RANKS // (2 if n == 0 else 2 * OTHERS)
                 copy_steps(stages.store, name, FIRST_COPY + so_far, share)
-            settled(stages.store)
+            settled(stages.store, vacuumed="frames, steps, points")
             filled = time.perf_counter() - began
             rounds = [measured(stages, _later(pair, size, n), RANKS) for n in range(ROUNDS)]
             median = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
