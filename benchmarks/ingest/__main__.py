@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], action="append")
     parser.add_argument("--frames", type=int, choices=[16, 1], action="append", help="frames an envelope")
-    parser.add_argument("--peers-python", default="", help="interpreter that has mlflow, trackio, wandb, aim, tensorboardX")
+    parser.add_argument("--peers-python", default="", help="interpreter of the peers (make out/peers/.ready)")
     options = parser.parse_args()
     began = os.getloadavg()
     kinds = options.database or ["sqlite", "postgresql"]
