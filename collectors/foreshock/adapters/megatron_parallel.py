@@ -87,9 +87,14 @@ def log_probs(
         elsewhere = (own < 0) | (own >= size)
         own, flat = own.masked_fill(elsewhere, 0), logits_V.detach().reshape(-1, size)
         step = max(1, CHUNK_BYTES // (4 * size)) if flat.is_cpu else CHUNK
+        # Rows that are picked go into the same memory chunk after chunk: fresh pages cost as much as the arithmetic.
+        held = None if chosen is None else flat.new_empty(min(step, count), size)
         for start in range(0, count, step):
             at = slice(start, start + step)
-            exact = flat[at if chosen is None else chosen[at]].float()
+            if chosen is None or held is None:
+                exact = flat[at].float()
+            else:
+                exact = torch.index_select(flat, 0, chosen[at], out=held[: len(chosen[at])]).float()
             yield exact if temperature == 1.0 else exact / temperature, own[at], elsewhere[at], at
 
     def tops() -> torch.Tensor:
