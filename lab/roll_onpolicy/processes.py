@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,11 +19,10 @@ def run_to_end(
     What is said goes to a file in `folder` and through no pipe: ROLL's own manager processes outlive the one that made
     them, and a pipe that they hold open would be waited for without end.
     """
-    said = folder / f"said-{os.getpid()}.txt"
     with (
-        said.open("w", encoding="utf-8") as file,
+        tempfile.TemporaryFile("w+", dir=folder, encoding="utf-8", errors="replace") as said,
         subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+            command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
         ) as process,
     ):
         try:
@@ -30,4 +30,5 @@ def run_to_end(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return status, said.read_text(encoding="utf-8", errors="replace")
+        said.seek(0)
+        return status, said.read()

@@ -156,8 +156,10 @@ class Evaluator:
     def _by_calm(self, run_ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """Runs of which nothing but points is expected; and those that are evaluated alone, for the others would wait
         while incidents, commands and alerts are followed."""
-        calm = [run_id for run_id in run_ids if self._memories.calm(run_id)]
-        return calm, [run_id for run_id in reversed(run_ids) if run_id not in calm]
+        calm, uneasy = list[int](), list[int]()
+        for run_id in run_ids:
+            (calm if self._memories.calm(run_id) else uneasy).append(run_id)
+        return calm, uneasy[::-1]
 
     def _evaluate_with_care(self, run_id: int, error: Exception) -> None:
         """After a run's batch failed: its first step alone, which is marked and passed over where it fails as well."""

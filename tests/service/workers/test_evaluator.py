@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -321,47 +322,44 @@ def test_a_replica_whose_fence_has_gone_commits_nothing(
     assert rows(store, Point) == rows(store, Incident) == rows(store, CommandRow) == []
 
 
-def test_a_frame_that_comes_while_its_step_is_read_counts(
-    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def while_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """`while_read(act)`: at the next evaluation `act` happens between the reading of its frames and the lock."""
     from foreshock_service.workers import evaluator as module
 
+    def arrange(act: Callable[[], None]) -> None:
+        def reading(*arguments: Any) -> Any:
+            found = make_ready(*arguments)
+            monkeypatch.setattr(module, "make_ready", make_ready)
+            act()
+            return found
+
+        monkeypatch.setattr(module, "make_ready", reading)
+
+    return arrange
+
+
+def test_a_frame_that_comes_while_its_step_is_read_counts(
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, clock: Any, while_read: Any
+) -> None:
     zero, one = new_trainer(rank=0), new_trainer(rank=1)
     send(zero.envelope(zero.frame(1, {"loss": 1.0}), expected_ranks={"trainer": 2}))
     clock.pass_s(6)
-    read = make_ready
-
-    def reading(*arguments: Any) -> Any:
-        found = read(*arguments)
-        monkeypatch.setattr(module, "make_ready", read)
-        send(one.envelope(one.frame(1, {"loss": 3.0}), expected_ranks={"trainer": 2}))
-        return found
-
-    monkeypatch.setattr(module, "make_ready", reading)
+    while_read(lambda: send(one.envelope(one.frame(1, {"loss": 3.0}), expected_ranks={"trainer": 2})))
     evaluator.evaluate_due()
     assert series(store, "loss") == [2.0]
     assert [p.reported for p in rows(store, Point)] == [2]
 
 
 def test_a_frame_that_comes_while_its_step_is_folded_ahead_counts(
-    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+    store: Store, evaluator: Evaluator, send: Send, new_trainer: Any, while_read: Any
 ) -> None:
-    from foreshock_service.workers import evaluator as module
-
     zero, one = new_trainer(rank=0), new_trainer(rank=1)
     for step in (1, 2):
         send(zero.envelope(zero.frame(step, {"loss": 0.2}), expected_ranks={"trainer": 1}))
         if step == 1:
             evaluator.evaluate_due()
-    read = make_ready
-
-    def reading(*arguments: Any) -> Any:
-        found = read(*arguments)
-        monkeypatch.setattr(module, "make_ready", read)
-        send(one.envelope(one.frame(2, {"loss": 0.6}), expected_ranks={"trainer": 1}))
-        return found
-
-    monkeypatch.setattr(module, "make_ready", reading)
+    while_read(lambda: send(one.envelope(one.frame(2, {"loss": 0.6}), expected_ranks={"trainer": 1})))
     evaluator.evaluate_due()
     assert series(store, "loss") == [0.2, 0.4]
     assert [p.reported for p in rows(store, Point, Point.step)] == [1, 2]
@@ -460,23 +458,13 @@ def test_steps_folded_ahead_of_the_lock_leave_what_steps_folded_behind_it_do(
 
 
 def test_a_setting_that_changes_while_steps_are_folded_ahead_counts(
-    store: Store, calm_evaluator: Evaluator, send: Send, new_trainer: Any, monkeypatch: pytest.MonkeyPatch
+    store: Store, calm_evaluator: Evaluator, send: Send, new_trainer: Any, while_read: Any
 ) -> None:
-    from foreshock_service.workers import evaluator as module
-
     trainer = new_trainer()
     send(trainer.envelope(trainer.frame(1, {"loss": 0.5}), expected_ranks={"trainer": 1}))
     calm_evaluator.evaluate_due()
     send(trainer.envelope(trainer.frame(2, {"loss": 0.5}), expected_ranks={"trainer": 1}))
-    read = make_ready
-
-    def reading(*arguments: Any) -> Any:
-        found = read(*arguments)
-        monkeypatch.setattr(module, "make_ready", read)
-        send(trainer.envelope(trainer.notice("settings", {"lr": 1e-5}, step=2)))
-        return found
-
-    monkeypatch.setattr(module, "make_ready", reading)
+    while_read(lambda: send(trainer.envelope(trainer.notice("settings", {"lr": 1e-5}, step=2))))
     calm_evaluator.evaluate_due()
     first, second = rows(store, Point, Point.step)
     assert second.segment == first.segment + 1
